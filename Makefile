@@ -1,0 +1,51 @@
+# `make run`, `make test` and `make check` each do the set-up that they need, once, in .venv.
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+CONFIG := setup.cfg pyproject.toml
+SOURCES = $(shell find ftrt -name '*.py')
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check clean
+
+help:
+	@echo "make run    a rollout job that loses a worker, compared with the run without a fault"
+	@echo "make test   the tests"
+	@echo "make check  formatter, linter, type checker and tests"
+	@echo "make clean  remove .venv and build products"
+
+.venv/.base: $(CONFIG)
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[rollout]'
+	@touch $@
+
+.venv/.dev: .venv/.base
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# Compiles every numba kernel into its cache, so that the ranks of a job only load them.
+.venv/.warm: .venv/.base $(SOURCES)
+	$(BIN)/python -m ftrt.warm
+	@touch $@
+
+run: .venv/.warm
+	@mkdir -p build
+	@dir=$$(mktemp -d build/run.XXXXXX) && \
+	echo "== with a fault: worker 1 is killed at its 60th message" && \
+	$(BIN)/ftrt run -n 4 --spares 1 --fault kill:1@60msg \
+	    --ledger $$dir/fault --json $$dir/fault.json apps/rollout.py && \
+	echo "== without a fault" && \
+	$(BIN)/ftrt run -n 4 --ledger $$dir/clean --json $$dir/clean.json apps/rollout.py && \
+	$(BIN)/python -m ftrt.launch.compare $$dir/fault.json $$dir/clean.json
+
+test: .venv/.dev .venv/.warm
+	$(BIN)/python -m pytest -q
+
+check: .venv/.dev .venv/.warm
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy ftrt
+	$(BIN)/python -m pytest -q
+
+clean:
+	rm -rf .venv build *.egg-info
