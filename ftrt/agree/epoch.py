@@ -1,0 +1,151 @@
+"""Epochs and who is in them; the decision who takes over, with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Collection, Mapping
+
+from ftrt.errors import InvariantBroken
+
+
+class Outcome(Enum):
+    """How a recovery ends; there is no fourth way."""
+
+    CONTINUED = "continued"
+    SHRUNK = "shrunk"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, order=True)
+class EpochId:
+    """One membership with one set of marks. The counter goes on through all attempts of a job."""
+
+    job: str
+    attempt: int
+    counter: int
+
+    def next(self) -> EpochId:
+        """Return the successor within this attempt."""
+        return EpochId(self.job, self.attempt, self.counter + 1)
+
+    def __str__(self) -> str:
+        return f"{self.counter} of attempt {self.attempt}"
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Which process acts for which rank, and who is waiting.
+
+    Parameters
+    ----------
+    members : tuple of (rank, process), sorted by rank
+    spares : tuple of int, sorted
+        Processes without a rank.
+    """
+
+    members: tuple[tuple[int, int], ...]
+    spares: tuple[int, ...] = ()
+    _by_rank: dict[int, int] = field(init=False, repr=False, compare=False)
+    _by_process: dict[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "members", tuple(sorted(tuple(pair) for pair in self.members)))
+        object.__setattr__(self, "spares", tuple(sorted(self.spares)))
+        by_rank = dict(self.members)
+        by_process = {process: rank for rank, process in self.members}
+        everybody = len(by_process.keys() | set(self.spares))
+        if len(by_rank) < len(self.members) or everybody < len(self.members) + len(self.spares):
+            raise InvariantBroken(f"a rank or a process is listed twice in {self}")
+        object.__setattr__(self, "_by_rank", by_rank)
+        object.__setattr__(self, "_by_process", by_process)
+
+    @classmethod
+    def initial(cls, ranks: int, spares: int = 0) -> Membership:
+        """Process i acts for rank i; the processes after them are spares."""
+        return cls(tuple((i, i) for i in range(ranks)), tuple(range(ranks, ranks + spares)))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks, sorted."""
+        return tuple(self._by_rank)
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """All processes, spares included."""
+        return frozenset(self._by_process).union(self.spares)
+
+    def process_of(self, rank: int) -> int:
+        """Return the process that acts for `rank`."""
+        return self._by_rank[rank]
+
+    def rank_of(self, process: int) -> int | None:
+        """Return the rank that `process` acts for, None for a spare or a stranger."""
+        return self._by_process.get(process)
+
+    def replaced(self, promotions: Mapping[int, int], spares: Collection[int]) -> Membership:
+        """Return the membership after rank -> process `promotions`, with these spares left."""
+        return Membership(tuple({**self._by_rank, **promotions}.items()), tuple(spares))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who acts in the next epoch, and why.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    membership : Membership
+        Of the next epoch; the unchanged one where the outcome is FAILED.
+    promotions : tuple of (rank, process)
+        Spares that take a rank over.
+    reason : str
+        One sentence for a person.
+    """
+
+    outcome: Outcome
+    membership: Membership
+    promotions: tuple[tuple[int, int], ...]
+    reason: str
+
+    @property
+    def members(self) -> tuple[tuple[int, int], ...]:
+        """The (rank, process) pairs of the next epoch."""
+        return self.membership.members
+
+
+def plan_members(
+    membership: Membership, dead: Collection[int], finished: Collection[int] = ()
+) -> Decision:
+    """Decide who acts next: hot spares, the lowest process index to the lowest dead rank.
+
+    Parameters
+    ----------
+    membership : Membership
+        Of the epoch that ends.
+    dead : collection of int
+        Processes that are gone, spares included.
+    finished : collection of int
+        Ranks whose work is complete: they need no replacement.
+    """
+    lost = [r for r, p in membership.members if p in dead and r not in finished]
+    spares = [p for p in membership.spares if p not in dead]
+    if len(spares) < len(lost):
+        reason = _hopeless(membership, lost, len(spares))
+        return Decision(Outcome.FAILED, membership, (), reason)
+    promotions = tuple(zip(lost, spares, strict=False))
+    after = membership.replaced(dict(promotions), spares[len(lost) :])
+    takes = ", ".join(f"process {p} takes over rank {r}" for r, p in promotions)
+    return Decision(Outcome.CONTINUED, after, promotions, takes or "nobody needs a replacement")
+
+
+def _hopeless(membership: Membership, lost: list[int], left: int) -> str:
+    """Say which ranks cannot be replaced and what to type next time."""
+    ranks = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
+    were = f"{left} spare{'s' * (left != 1)} left" if left else "no spare is left"
+    short = len(lost) - left
+    return (
+        f"{ranks} of {len(membership.members)} died and {were}; "
+        f"start with at least {short} more in --spares, "
+        f"or with --restarts 1 to go on from the ledger"
+    )

@@ -1,0 +1,446 @@
+"""The state machine of a host's recovery: events in, effects out, in the order to do them.
+
+A death is answered in three steps, each confirmed by an event: the ledgers of the epoch are
+closed and read, the record of the next epoch is created exclusively, the epoch is published.
+A death in between joins the decision as long as no record has been asked for. From then on the
+record may exist, so the death counts in the next epoch, which starts right after publishing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Mapping
+
+from ftrt.agree import events as ev
+from ftrt.agree.effects import (
+    CloseLedgers,
+    CreateRecord,
+    Effect,
+    End,
+    Fail,
+    Kill,
+    Note,
+    Promote,
+    Publish,
+)
+from ftrt.agree.epoch import Decision, EpochId, Membership, Outcome, plan_members
+from ftrt.agree.events import Event, State
+from ftrt.agree.marks import Key, StreamMarks, merged
+from ftrt.agree.tables import TRANSITIONS
+from ftrt.errors import InvariantBroken
+
+STORY_LENGTH = 32
+# Evidence that the process is gone for good; after any other it is ended first.
+GONE = ("pidfd", "exit")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that the recovery knows; handlers return a changed copy.
+
+    `epoch` and `membership` are those of the latest record known to exist. `dead` are processes,
+    `finished` are ranks. `target` is the epoch being made and `decision` who will act in it.
+    `recorded_dead` are those that a record has named already.
+    """
+
+    state: State
+    epoch: EpochId
+    membership: Membership
+    marks: dict[Key, StreamMarks] = field(default_factory=dict)
+    dead: frozenset[int] = frozenset()
+    recorded_dead: frozenset[int] = frozenset()
+    finished: frozenset[int] = frozenset()
+    suspects: frozenset[int] = frozenset()
+    target: EpochId | None = None
+    decision: Decision | None = None
+    fresh: Membership | None = None
+    restarts: int = 0
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Ranks whose process is dead and whose work is not complete."""
+        pairs = self.membership.members
+        return tuple(r for r, p in pairs if p in self.dead and r not in self.finished)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks finished."""
+        return self.finished.issuperset(self.membership.ranks)
+
+
+Step = tuple[Situation, tuple[Effect, ...]]
+
+
+class Recovery:
+    """Runs the transition table of `ftrt.agree.tables`.
+
+    Parameters
+    ----------
+    epoch : EpochId
+        The epoch that runs; its record exists.
+    membership : Membership
+        Of that epoch.
+    marks : mapping of (stream, source, dest) to StreamMarks, optional
+        Of that epoch's record.
+    restarts : int
+        How many more attempts the job has.
+    finished : iterable of int
+        Ranks that are known to be complete.
+    """
+
+    def __init__(
+        self,
+        epoch: EpochId,
+        membership: Membership,
+        marks: Mapping[Key, StreamMarks] | None = None,
+        restarts: int = 0,
+        finished: Any = (),
+    ) -> None:
+        self.now = Situation(
+            State.RUNNING,
+            epoch,
+            membership,
+            dict(marks or {}),
+            finished=frozenset(finished),
+            restarts=restarts,
+        )
+        self.story: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> State:
+        """The present state."""
+        return self.now.state
+
+    @property
+    def epoch(self) -> EpochId:
+        """The latest epoch whose record is known to exist."""
+        return self.now.epoch
+
+    @property
+    def membership(self) -> Membership:
+        """The membership of `epoch`, as its record has it."""
+        return self.now.membership
+
+    @property
+    def marks(self) -> dict[Key, StreamMarks]:
+        """The marks of `epoch`'s record."""
+        return self.now.marks
+
+    def handle(self, event: Event) -> tuple[Effect, ...]:
+        """Take one event; return what to do, in order.
+
+        Raises
+        ------
+        InvariantBroken
+            The event is illegal in this state. The state is as before; the text ends with the
+            recent story.
+        """
+        row = TRANSITIONS.get((self.state, type(event)))
+        if row is None:
+            raise self._broken(event, "no such transition")
+        name, allowed = row
+        try:
+            after, effects = HANDLERS[name](self.now, event)
+        except InvariantBroken as error:
+            raise self._broken(event, str(error)) from None
+        if after.state not in allowed:
+            raise self._broken(event, f"{name} led to {after.state.name}")
+        told = f"{self.state.name} {_brief(event)} -> {after.state.name}"
+        self.story = (*self.story, told)[-STORY_LENGTH:]
+        self.now = after
+        return effects
+
+    def _broken(self, event: Event, why: str) -> InvariantBroken:
+        story = "; ".join(self.story) or "nothing yet"
+        return InvariantBroken(
+            f"{_brief(event)} in state {self.state.name} of epoch {self.epoch}: {why}. "
+            f"Story: {story}"
+        )
+
+
+def _brief(event: Event) -> str:
+    """Name an event without its marks, which may be long."""
+    if isinstance(event, ev.LedgersClosed):
+        return f"LedgersClosed(epoch {event.epoch.counter}, {len(event.marks)} marks)"
+    if isinstance(event, ev.RecordFound):
+        return f"RecordFound(epoch {event.epoch.counter}, members {event.members})"
+    return repr(event)
+
+
+def _rank_or_spare(now: Situation, process: int) -> str:
+    rank = now.membership.rank_of(process)
+    if rank is None and now.decision is not None:
+        rank = now.decision.membership.rank_of(process)
+    return "a spare" if rank is None else f"rank {rank}"
+
+
+def _known(now: Situation, process: int) -> None:
+    """Refuse a process that nobody has heard of."""
+    everybody = now.membership.processes | now.dead
+    if now.fresh is not None:
+        everybody |= now.fresh.processes
+    if process not in everybody:
+        raise InvariantBroken(f"process {process} is in no membership")
+
+
+def ignored(now: Situation, event: Event) -> Step:
+    """Nothing to do: it is over."""
+    return now, ()
+
+
+def died(now: Situation, event: ev.ProcessDied) -> Step:
+    """Count a death; a decision that is still open will see it."""
+    _known(now, event.process)
+    if event.process in now.dead:
+        return now, ()
+    rank = now.membership.rank_of(event.process)
+    after = replace(now, dead=now.dead | {event.process}, suspects=now.suspects - {event.process})
+    if rank in now.finished:
+        return after, ()
+    who = _rank_or_spare(now, event.process)
+    note = Note(f"process {event.process} ({who}) died, seen by {event.by}", "died", event.process)
+    kill = () if event.by in GONE else (Kill(event.process),)
+    return after, (*kill, note)
+
+
+def died_running(now: Situation, event: ev.ProcessDied) -> Step:
+    """Start a recovery if a rank is lost; a spare's death changes no epoch."""
+    after, effects = died(now, event)
+    if not after.lost:
+        return after, effects
+    after, closing = _close(after)
+    return after, (*effects, *closing)
+
+
+def _close(now: Situation) -> Step:
+    """Begin the next epoch: close all ledgers of this one."""
+    after = replace(now, state=State.CLOSING, target=now.epoch.next(), decision=None)
+    return after, (CloseLedgers(now.epoch, now.membership.ranks),)
+
+
+def finished(now: Situation, event: ev.ProcessFinished) -> Step:
+    """Count a rank as complete; a spare that leaves is a spare less."""
+    _known(now, event.process)
+    rank = now.membership.rank_of(event.process)
+    if rank is not None:
+        return replace(now, finished=now.finished | {rank}), ()
+    return replace(now, dead=now.dead | {event.process}), ()
+
+
+def finished_running(now: Situation, event: ev.ProcessFinished) -> Step:
+    """End with the last rank."""
+    after, effects = finished(now, event)
+    if not after.complete:
+        return after, effects
+    return replace(after, state=State.ENDED), (*effects, End(after.epoch))
+
+
+def suspected(now: Situation, event: ev.Suspected) -> Step:
+    """Remember a suspicion; it changes no epoch."""
+    _known(now, event.process)
+    if event.process in now.suspects | now.dead:
+        return now, ()
+    note = Note(f"process {event.process} is suspected", "suspected", event.process)
+    return replace(now, suspects=now.suspects | {event.process}), (note,)
+
+
+def cleared(now: Situation, event: ev.Cleared) -> Step:
+    """Take a suspicion back."""
+    _known(now, event.process)
+    if event.process not in now.suspects:
+        return now, ()
+    note = Note(f"process {event.process} is cleared", "cleared", event.process)
+    return replace(now, suspects=now.suspects - {event.process}), (note,)
+
+
+def closed(now: Situation, event: ev.LedgersClosed) -> Step:
+    """The past is fixed: decide who acts next and ask for the record."""
+    if event.epoch < now.epoch:
+        raise InvariantBroken(f"the ledgers of epoch {now.epoch} are waited for")
+    if event.epoch > now.epoch or now.target is None:
+        raise InvariantBroken(f"the ledgers of epoch {event.epoch} closed before it exists")
+    decision = _decide(now)
+    if decision.outcome is Outcome.FAILED:
+        return _fail(now, decision.reason)
+    marks = merged(now.marks, event.marks)
+    record = CreateRecord(
+        now.target,
+        now.epoch,
+        decision.membership.members,
+        decision.membership.spares,
+        marks,
+        decision.promotions,
+        tuple(sorted(now.dead - now.recorded_dead)),
+        tuple(sorted(now.finished)),
+    )
+    after = replace(
+        now, state=State.RECORDING, decision=decision, marks=marks, recorded_dead=now.dead
+    )
+    return after, (Note(decision.reason, "decided"), record)
+
+
+def _decide(now: Situation) -> Decision:
+    """Plan the members; after a restart all ranks have new processes."""
+    if now.fresh is None:
+        return plan_members(now.membership, now.dead, now.finished)
+    plan = plan_members(now.fresh, now.dead, now.finished)
+    if plan.outcome is Outcome.FAILED:
+        return plan
+    reason = f"all ranks go on from the ledger; {plan.reason}"
+    return Decision(plan.outcome, plan.membership, plan.membership.members, reason)
+
+
+def closed_late(now: Situation, event: ev.LedgersClosed) -> Step:
+    """Another answer to a closing that is behind us."""
+    behind = now.state is State.RECORDING and event.epoch == now.epoch
+    if not behind and event.epoch >= now.epoch:
+        raise InvariantBroken(f"nobody asked to close the ledgers of epoch {event.epoch}")
+    return now, ()
+
+
+def created(now: Situation, event: ev.RecordCreated) -> Step:
+    """Our record exists: the next epoch is a fact."""
+    if event.epoch != now.target or now.decision is None:
+        raise InvariantBroken(f"epoch {now.target} is being recorded")
+    return _enter(now, event.epoch, now.decision.membership, now.decision.promotions)
+
+
+def _enter(
+    now: Situation,
+    epoch: EpochId,
+    membership: Membership,
+    promotions: tuple[tuple[int, int], ...],
+) -> Step:
+    """Make a recorded epoch the present one, and let everybody see it."""
+    after = replace(
+        now,
+        state=State.PUBLISHING,
+        epoch=epoch,
+        membership=membership,
+        target=None,
+        decision=None,
+        fresh=None,
+    )
+    promote = (Promote(process, rank, epoch) for rank, process in promotions)
+    return after, (Publish(epoch), *promote)
+
+
+def found(now: Situation, event: ev.RecordFound) -> Step:
+    """Adopt somebody else's record, or leave if we are not in it."""
+    expected = now.epoch.next()
+    if event.epoch.job != expected.job or event.epoch.counter != expected.counter:
+        raise InvariantBroken(f"the record of epoch {event.epoch} is no successor of {now.epoch}")
+    ours = now.membership if now.fresh is None else now.fresh
+    attempt = (now.target or now.epoch).attempt
+    theirs = Membership(event.members, event.spares)
+    if event.epoch.attempt < attempt:
+        return _overtake(now, event, theirs)
+    kept = {process for _, process in theirs.members} & (ours.processes - now.dead)
+    if event.epoch.attempt != attempt or not kept:
+        return _fenced(now, event.epoch)
+    old = () if now.fresh is not None else now.membership.members
+    promotions = tuple(p for p in theirs.members if p not in old and p[1] in kept)
+    acting = {process for _, process in ours.members}
+    dropped = sorted(acting - theirs.processes - now.dead)
+    marks = now.marks if event.marks is None else merged(event.marks)
+    after = replace(now, marks=marks, dead=now.dead | set(dropped))
+    after, effects = _enter(after, event.epoch, theirs, promotions)
+    note = Note(f"the record of epoch {event.epoch} is not ours; it is adopted", "adopted")
+    return after, (*(Kill(process) for process in dropped), note, *effects)
+
+
+def _overtake(now: Situation, event: ev.RecordFound, theirs: Membership) -> Step:
+    """An attempt before ours still made an epoch: close that one too, and succeed it."""
+    target = EpochId(event.epoch.job, (now.target or now.epoch).attempt, event.epoch.counter + 1)
+    marks = now.marks if event.marks is None else merged(event.marks)
+    after = replace(
+        now,
+        state=State.CLOSING,
+        epoch=event.epoch,
+        membership=theirs,
+        marks=marks,
+        target=target,
+        decision=None,
+    )
+    note = Note(
+        f"attempt {event.epoch.attempt} still made epoch {event.epoch.counter}", "overtaken"
+    )
+    return after, (note, CloseLedgers(event.epoch, theirs.ranks))
+
+
+def found_early(now: Situation, event: ev.RecordFound) -> Step:
+    """Somebody else ended our epoch: close its ledgers, then go with them."""
+    after, effects = found(now, event)
+    return after, (CloseLedgers(now.epoch, now.membership.ranks), *effects)
+
+
+def _fenced(now: Situation, epoch: EpochId) -> Step:
+    """A later epoch exists without us: nobody here may act any more."""
+    reason = f"epoch {epoch} exists without this host's processes; nothing was applied after it"
+    return replace(now, state=State.FAILED, target=None, decision=None, restarts=0), (
+        Fail(reason, restart=False, fenced=True),
+    )
+
+
+def record_failed(now: Situation, event: ev.RecordFailed) -> Step:
+    """Without a record there is no next epoch."""
+    if event.epoch != now.target:
+        raise InvariantBroken(f"epoch {now.target} is being recorded")
+    return _fail(now, f"the record of epoch {event.epoch} cannot be written: {event.reason}")
+
+
+def _fail(now: Situation, reason: str) -> Step:
+    after = replace(now, state=State.FAILED, target=None, decision=None, fresh=None)
+    return after, (Fail(reason, restart=now.restarts > 0),)
+
+
+def published(now: Situation, event: ev.EpochPublished) -> Step:
+    """Everybody can see the epoch: go on, or answer the deaths that came meanwhile."""
+    if event.epoch != now.epoch:
+        raise InvariantBroken(f"epoch {now.epoch} is being published")
+    if now.lost:
+        return _close(now)
+    if now.complete:
+        return replace(now, state=State.ENDED), (End(now.epoch),)
+    return replace(now, state=State.RUNNING), ()
+
+
+def restarted(now: Situation, event: ev.Restarted) -> Step:
+    """A new attempt: close what the old one left, then go on with all new processes."""
+    if event.attempt <= now.epoch.attempt:
+        raise InvariantBroken(f"attempt {event.attempt} does not follow {now.epoch.attempt}")
+    if event.membership.ranks != now.membership.ranks:
+        raise InvariantBroken(f"attempt {event.attempt} has ranks {event.membership.ranks}")
+    target = EpochId(now.epoch.job, event.attempt, now.epoch.counter + 1)
+    after = replace(
+        now,
+        state=State.CLOSING,
+        target=target,
+        fresh=event.membership,
+        dead=frozenset(),
+        recorded_dead=frozenset(),
+        finished=frozenset(),
+        suspects=frozenset(),
+        decision=None,
+        restarts=max(0, now.restarts - 1),
+    )
+    return after, (CloseLedgers(now.epoch, now.membership.ranks),)
+
+
+HANDLERS: dict[str, Callable[[Situation, Any], Step]] = {
+    "ignored": ignored,
+    "died": died,
+    "died_running": died_running,
+    "finished": finished,
+    "finished_running": finished_running,
+    "suspected": suspected,
+    "cleared": cleared,
+    "closed": closed,
+    "closed_late": closed_late,
+    "created": created,
+    "found": found,
+    "found_early": found_early,
+    "record_failed": record_failed,
+    "published": published,
+    "restarted": restarted,
+}

@@ -1,0 +1,79 @@
+"""The transitions of a host's recovery, as plain data; `python -m ftrt.agree.tables` draws them."""
+
+from __future__ import annotations
+
+from ftrt.agree import events as ev
+from ftrt.agree.events import State
+
+R, C, W, P = State.RUNNING, State.CLOSING, State.RECORDING, State.PUBLISHING
+E, F = State.ENDED, State.FAILED
+
+Row = tuple[str, tuple[State, ...]]
+
+# (state, event) -> (handler in ftrt.agree.recovery, states it may lead to). A pair that is not
+# here is illegal: it raises InvariantBroken and changes nothing.
+TRANSITIONS: dict[tuple[State, type], Row] = {
+    (R, ev.ProcessDied): ("died_running", (R, C)),
+    (C, ev.ProcessDied): ("died", (C,)),
+    (W, ev.ProcessDied): ("died", (W,)),
+    (P, ev.ProcessDied): ("died", (P,)),
+    (R, ev.ProcessFinished): ("finished_running", (R, E)),
+    (C, ev.ProcessFinished): ("finished", (C,)),
+    (W, ev.ProcessFinished): ("finished", (W,)),
+    (P, ev.ProcessFinished): ("finished", (P,)),
+    (R, ev.LedgersClosed): ("closed_late", (R,)),
+    (C, ev.LedgersClosed): ("closed", (W, F)),
+    (W, ev.LedgersClosed): ("closed_late", (W,)),
+    (P, ev.LedgersClosed): ("closed_late", (P,)),
+    (W, ev.RecordCreated): ("created", (P,)),
+    (W, ev.RecordFailed): ("record_failed", (F,)),
+    (R, ev.RecordFound): ("found_early", (P, F)),
+    (C, ev.RecordFound): ("found", (P, F, C)),
+    (W, ev.RecordFound): ("found", (P, F, C)),
+    (P, ev.EpochPublished): ("published", (R, C, E)),
+    (R, ev.Restarted): ("restarted", (C,)),
+    (F, ev.Restarted): ("restarted", (C,)),
+}
+for _state in (R, C, W, P):
+    TRANSITIONS[_state, ev.Suspected] = ("suspected", (_state,))
+    TRANSITIONS[_state, ev.Cleared] = ("cleared", (_state,))
+# Once it is over, the processes go away one by one, and late signs of them mean nothing.
+for _state in (E, F):
+    for _event in (ev.ProcessDied, ev.ProcessFinished, ev.Suspected, ev.Cleared, ev.LedgersClosed):
+        TRANSITIONS[_state, _event] = ("ignored", (_state,))
+
+
+def mermaid() -> str:
+    """Draw the transitions that change the state."""
+    arrows: dict[tuple[State, State], list[str]] = {}
+    for (state, event), (_, after) in TRANSITIONS.items():
+        for target in after:
+            if target is not state:
+                arrows.setdefault((state, target), []).append(event.__name__)
+    lines = ["stateDiagram-v2", f"    [*] --> {R.name}"]
+    for (state, target), names in arrows.items():
+        lines.append(f"    {state.name} --> {target.name}: {', '.join(names)}")
+    lines += [f"    {E.name} --> [*]"]
+    return "\n".join(lines)
+
+
+def markdown() -> str:
+    """Draw all pairs as a table: events down, states across, the states that may follow inside."""
+    head = "| event | " + " | ".join(state.name for state in State) + " |"
+    lines = [head, "|---" * (len(State) + 1) + "|"]
+    for event in ev.EVENTS:
+        cells = [_cell(state, event) for state in State]
+        lines.append(f"| `{event.__name__}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(state: State, event: type) -> str:
+    """Name what may follow; '·' stays, '–' is illegal."""
+    row = TRANSITIONS.get((state, event))
+    if row is None:
+        return "–"
+    return ", ".join("·" if after is state else after.name for after in row[1])
+
+
+if __name__ == "__main__":
+    print(f"```mermaid\n{mermaid()}\n```\n\n{markdown()}")
