@@ -1,0 +1,142 @@
+"""The ``ftrt`` command: thin, every command calls one function of the package."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from ftrt import __version__
+from ftrt.errors import FtrtError, LedgerError, UsageError
+
+EXIT_USAGE, EXIT_IMPOSSIBLE = 2, 3
+
+
+class _Group(click.Group):
+    """Turns an error of the package into one sentence and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FtrtError as error:
+            click.echo(f"ftrt: {error}", err=True)
+            usage = isinstance(error, (UsageError, LedgerError))
+            ctx.exit(EXIT_USAGE if usage else EXIT_IMPOSSIBLE)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ftrt")
+def main() -> None:
+    """Message streams for MPI jobs in which every message takes effect exactly once."""
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "ranks", type=int, required=True, help="Number of ranks.")
+@click.option(
+    "--spares",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Processes that wait to replace a dead rank.",
+)
+@click.option(
+    "--restarts",
+    type=int,
+    default=0,
+    show_default=True,
+    help="How often the whole job may start again from the ledger.",
+)
+@click.option(
+    "--stable",
+    type=click.Choice(["process", "power"]),
+    default="process",
+    show_default=True,
+    help="The failure that an acknowledged effect survives.",
+)
+@click.option(
+    "--ledger", metavar="DIR", help="Where the ledger is kept; a new folder here by default."
+)
+@click.option(
+    "--fault",
+    "faults",
+    metavar="SPEC",
+    multiple=True,
+    help="Inject a fault: KIND:RANK@WHEN[+FOR], for example kill:1@200msg "
+    "or stop:2@2s+800ms. Repeats.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Given to the program as FTRT_SEED."
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write a report of the run here.")
+@click.option("--mpirun", metavar="PATH", help="The mpirun to use; also FTRT_MPIRUN.")
+@click.option(
+    "--stall-timeout-s", type=float, help="Suspect a rank after this long without a sign of life."
+)
+@click.option("--evict-timeout-s", type=float, help="Evict a suspected rank after this long.")
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(faults: tuple[str, ...], **options: Any) -> None:
+    """Start PROGRAM, a Python file or executable, on N ranks under mpirun.
+
+    Exit status: 0 all ranks are done and the audit is clean; 1 the program failed or the audit
+    found a loss or a duplicate; 2 usage; 3 recovery was impossible.
+    """
+    from ftrt.launch.faults import parse_fault
+    from ftrt.launch.run import Options, run_job
+
+    report = run_job(Options(faults=[parse_fault(spec) for spec in faults], **options))
+    sys.exit(report.exit)
+
+
+@main.command()
+@click.argument("directory", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON.")
+def audit(directory: str, as_json: bool) -> None:
+    """Check from the ledger files alone that every message in DIR took effect exactly once.
+
+    Exit status: 0 clean; 1 a loss, a duplicate or an open stream; 2 unreadable.
+    """
+    from pathlib import Path
+
+    from ftrt.ledger.audit import audit as audit_ledger
+
+    found = audit_ledger(Path(directory))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        _print_audit(found)
+    sys.exit(0 if found["ok"] else 1)
+
+
+def _print_audit(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ftrt.launch.run import audit_line
+
+    console = Console(highlight=False)
+    if not console.is_terminal or console.width > 80:
+        console = Console(highlight=False, width=80)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("stream", overflow="fold")
+    columns = ("source", "sent", "consumed", "dropped", "duplicates", "losses", "closed")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for stream in found.get("streams", []):
+        cells = [_cell(stream.get(name)) for name in columns]
+        bad = stream.get("losses") or stream.get("duplicates") or not stream.get("closed", True)
+        table.add_row(str(stream.get("stream")), *cells, style="red" if bad else None)
+    console.print(table)
+    console.print(audit_line(found), style="green" if found["ok"] else "red", markup=False)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(len(value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Removes what a job that ended may have left: processes and shared memory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+_SHM = Path("/dev/shm")
+
+
+def clean(job: str, attempt_dir: Path, deadline_s: float = 5.0) -> int:
+    """Kill the processes of ``job`` that still live, remove its shared memory; return their count.
+
+    A process belongs to the job if it was started with its ``FTRT_JOB``, or if the attempt's
+    ``pids`` file names it with the start time that it has.
+    """
+    killed: set[int] = set()
+    end = time.monotonic() + deadline_s
+    while (alive := _by_environment(job) | _by_file(attempt_dir / "pids")) and (
+        time.monotonic() < end
+    ):
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= alive
+        time.sleep(0.02)
+    for path in _SHM.glob(f"ftrt-{job[:8]}-*"):
+        _remove(path)
+    return len(killed)
+
+
+def start_time(pid: int) -> str | None:
+    """Return the start time of a live process as /proc shows it; None if dead or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _by_environment(job: str) -> set[int]:
+    mark = f"FTRT_JOB={job}".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0") and start_time(
+                int(entry.name)
+            ):
+                found.add(int(entry.name))
+    return found
+
+
+def _by_file(path: Path) -> set[int]:
+    if not path.exists():
+        return set()
+    found = set()
+    for line in path.read_text().splitlines():
+        fields = line.split()
+        if len(fields) == 2 and fields[0].isdigit() and start_time(int(fields[0])) == fields[1]:
+            found.add(int(fields[0]))
+    return found
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,268 @@
+"""``ftrt run``: attempts until the job is done, failed in the user's code, or beyond recovery."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftrt.errors import LedgerError, UsageError
+from ftrt.launch.attempt import Attempt, Events, Stop
+from ftrt.launch.faults import Fault, validate
+from ftrt.launch.judge import Verdict
+from ftrt.launch.mpirun import check_ulfm, command, environment, find_mpirun
+from ftrt.launch.screen import PlainScreen, make_screen
+
+EXIT_OK, EXIT_PROGRAM, EXIT_USAGE, EXIT_IMPOSSIBLE = 0, 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for; see ``ftrt run --help``."""
+
+    program: str
+    args: Sequence[str] = ()
+    ranks: int = 1
+    spares: int = 0
+    restarts: int = 0
+    stable: str = "process"
+    ledger: str | None = None
+    faults: Sequence[Fault] = ()
+    seed: int = 0
+    json_file: str | None = None
+    mpirun: str | None = None
+    stall_timeout_s: float | None = None
+    evict_timeout_s: float | None = None
+
+
+@dataclass
+class Report:
+    """How a job ended; the fields are those of ``--json``."""
+
+    exit: int
+    job: str
+    ledger: str
+    attempts: int = 0
+    epochs: int = 0
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    audit: dict[str, Any] | None = None
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    digest: str | None = None
+    reason: str = ""
+
+
+def run_job(
+    options: Options,
+    audit: Callable[[Path], dict[str, Any]] | None = None,
+    screen: PlainScreen | None = None,
+) -> Report:
+    """Run a job to its end and return the report of it.
+
+    Parameters
+    ----------
+    options : Options
+        What to run.
+    audit : callable, optional
+        Audits a ledger directory; ``ftrt.ledger.audit.audit`` by default.
+    screen : PlainScreen, optional
+        Where to show it; what fits the output by default.
+
+    Raises
+    ------
+    UsageError
+        The options cannot work; nothing was started.
+    LedgerError
+        The ledger's directory is unusable; nothing was started.
+    """
+    _check(options)
+    mpirun = find_mpirun(options.mpirun)
+    check_ulfm(mpirun)
+    job = str(uuid.uuid4())
+    directory = Path(options.ledger or f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
+    with _ledger(directory, job, options), screen or make_screen() as shown, Stop() as stop:
+        shown.note(f"job {job[:8]}, {options.ranks} ranks, {options.spares} spares")
+        shown.note(f"ledger {directory}")
+        runner = _Job(options, mpirun, job, directory, audit or _audit, shown)
+        report = runner.run(stop)
+    if options.json_file:
+        Path(options.json_file).write_text(json.dumps(asdict(report), indent=2) + "\n")
+    return report
+
+
+class _Job:
+    """The attempts of one job."""
+
+    def __init__(
+        self,
+        options: Options,
+        mpirun: str,
+        job: str,
+        directory: Path,
+        audit: Callable[[Path], dict[str, Any]],
+        screen: PlainScreen,
+    ) -> None:
+        self._options = options
+        self._mpirun = mpirun
+        self._audit = audit
+        self._screen = screen
+        self._directory = directory
+        self._events = Events(directory / "run" / "events.jsonl")
+        self._faults = list(options.faults)
+        self.report = Report(EXIT_IMPOSSIBLE, job, str(directory))
+
+    def run(self, stop: Stop) -> Report:
+        for attempt in range(1, self._options.restarts + 2):
+            verdict = self._attempt(attempt, stop)
+            if stop.signum:
+                return self._end(128 + stop.signum, verdict)
+            if verdict.kind == "done":
+                return self._end(EXIT_OK, verdict)
+            if verdict.kind == "error":
+                return self._end(EXIT_PROGRAM, verdict)
+            if attempt <= self._options.restarts:
+                self._screen.note(f"attempt {attempt} failed ({verdict.reason}); restarting")
+        return self._end(EXIT_IMPOSSIBLE, verdict)
+
+    def _attempt(self, number: int, stop: Stop) -> Verdict:
+        options = self._options
+        attempt = Attempt(
+            command(self._mpirun, options.ranks + options.spares, options.program, options.args),
+            environment(self._settings(number)),
+            self._directory / "run" / f"attempt-{number}",
+            options.ranks,
+            self._events,
+            self._screen,
+        )
+        before = len(self._events.seen)
+        verdict = attempt.run(stop)
+        happened = self._events.seen[before:]
+        self._faults = remaining_faults(self._faults, happened, set(attempt.records))
+        self.report.attempts = number
+        self.report.digest = attempt.output.digest or self.report.digest
+        self.report.ranks = [record for _, record in sorted(attempt.records.items())]
+        if verdict.traceback and not attempt.output.shown(verdict.traceback):
+            self._screen.err(verdict.traceback.rstrip())
+        return verdict
+
+    def _settings(self, attempt: int) -> dict[str, str]:
+        options = self._options
+        settings = {
+            "FTRT_LAUNCHER": "run",
+            "FTRT_LEDGER": str(self._directory),
+            "FTRT_JOB": self.report.job,
+            "FTRT_ATTEMPT": str(attempt),
+            "FTRT_RANKS": str(options.ranks),
+            "FTRT_SPARES": str(options.spares),
+            "FTRT_STABLE": options.stable,
+            "FTRT_FAULTS": json.dumps([asdict(fault) for fault in self._faults]),
+            "FTRT_SEED": str(options.seed),
+        }
+        if options.stall_timeout_s is not None:
+            settings["FTRT_STALL_TIMEOUT_S"] = str(options.stall_timeout_s)
+        if options.evict_timeout_s is not None:
+            settings["FTRT_EVICT_TIMEOUT_S"] = str(options.evict_timeout_s)
+        return settings
+
+    def _end(self, status: int, verdict: Verdict) -> Report:
+        report = self.report
+        report.exit, report.reason = status, verdict.reason
+        report.epochs = len(list((self._directory / "epochs").glob("*.json")))
+        report.faults = [event for event in self._events.seen if event.get("event") == "fault"]
+        report.recoveries = [e for e in self._events.seen if e.get("event") == "recovery"]
+        if status == EXIT_OK:
+            report.audit = self._audited()
+            self._screen.note(audit_line(report.audit))
+            if not report.audit.get("ok"):
+                report.exit, report.reason = EXIT_PROGRAM, "the audit is not clean"
+        if report.exit != EXIT_OK:
+            self._screen.note(f"exit {report.exit}: {report.reason}")
+        return report
+
+    def _audited(self) -> dict[str, Any]:
+        try:
+            return self._audit(self._directory)
+        except LedgerError as error:
+            return {"ok": False, "error": str(error)}
+
+
+def remaining_faults(
+    faults: Sequence[Fault], events: Sequence[dict[str, Any]], recorded: set[int]
+) -> list[Fault]:
+    """Return the faults that have not happened, for the next attempt to inject.
+
+    A restart repeats messages, and a fault that counts messages must not hit twice. Each 'fault'
+    event of a rank takes away the earliest fault of that rank. A rank that could not tell, but
+    died or has no record of its end, has had one.
+    """
+    happened = dict.fromkeys({fault.rank for fault in faults}, 0)
+    for rank in happened:
+        of_rank = [event.get("event") for event in events if event.get("rank") == rank]
+        lost = int(rank not in recorded)
+        happened[rank] = max(of_rank.count("fault"), of_rank.count("died"), lost)
+    left = []
+    for fault in sorted(faults, key=lambda fault: fault.when):
+        if happened[fault.rank] > 0:
+            happened[fault.rank] -= 1
+        else:
+            left.append(fault)
+    return left
+
+
+def audit_line(audit: dict[str, Any]) -> str:
+    """Return the one line that an audit comes down to."""
+    names = ("sent", "consumed", "dropped", "duplicates", "losses", "open")
+    counts = ", ".join(f"{name} {_count(audit[name])}" for name in names if name in audit)
+    told = counts or audit.get("error") or "nothing recorded"
+    return f"audit {'ok' if audit.get('ok') else 'NOT OK'}: {told}"
+
+
+def _count(value: Any) -> Any:
+    return len(value) if isinstance(value, (list, tuple)) else value
+
+
+def _check(options: Options) -> None:
+    if options.ranks < 1:
+        raise UsageError("-n must be at least 1; for example -n 4")
+    if options.spares < 0 or options.restarts < 0:
+        raise UsageError("--spares and --restarts cannot be negative")
+    for name in ("stall_timeout_s", "evict_timeout_s"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} must be greater than 0; for example --{option} 5")
+    for fault in options.faults:
+        validate(fault, options.ranks)
+    program = Path(options.program)
+    if not program.is_file():
+        raise UsageError(
+            f"there is no program {options.program!r}; name a Python file or executable"
+        )
+    if program.suffix != ".py" and not os.access(program, os.X_OK):
+        raise UsageError(
+            f"{options.program!r} is neither a .py file nor executable; type `chmod +x` first"
+        )
+    if options.json_file and not Path(options.json_file).resolve().parent.is_dir():
+        raise UsageError(f"--json {options.json_file!r}: its folder does not exist")
+
+
+def _audit(directory: Path) -> dict[str, Any]:
+    from ftrt.ledger.audit import audit
+
+    return audit(directory)
+
+
+@contextlib.contextmanager
+def _ledger(directory: Path, job: str, options: Options) -> Iterator[None]:
+    """Create the job's directory and hold it for as long as the job runs."""
+    try:
+        (directory / "run").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--ledger {directory}: {error.strerror}; name another folder") from error
+    yield
