@@ -8,8 +8,9 @@ record may exist, so the death counts in the next epoch, which starts right afte
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping
+from typing import Any
 
 from ftrt.agree import events as ev
 from ftrt.agree.effects import (
@@ -55,6 +56,11 @@ class Situation:
     decision: Decision | None = None
     fresh: Membership | None = None
     restarts: int = 0
+
+    @property
+    def acting(self) -> Membership:
+        """Whose processes live now: those of a restart, even before their first record."""
+        return self.membership if self.fresh is None else self.fresh
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -168,7 +174,7 @@ def _brief(event: Event) -> str:
 
 
 def _rank_or_spare(now: Situation, process: int) -> str:
-    rank = now.membership.rank_of(process)
+    rank = now.acting.rank_of(process)
     if rank is None and now.decision is not None:
         rank = now.decision.membership.rank_of(process)
     return "a spare" if rank is None else f"rank {rank}"
@@ -176,10 +182,7 @@ def _rank_or_spare(now: Situation, process: int) -> str:
 
 def _known(now: Situation, process: int) -> None:
     """Refuse a process that nobody has heard of."""
-    everybody = now.membership.processes | now.dead
-    if now.fresh is not None:
-        everybody |= now.fresh.processes
-    if process not in everybody:
+    if process not in now.acting.processes | now.dead:
         raise InvariantBroken(f"process {process} is in no membership")
 
 
@@ -193,7 +196,7 @@ def died(now: Situation, event: ev.ProcessDied) -> Step:
     _known(now, event.process)
     if event.process in now.dead:
         return now, ()
-    rank = now.membership.rank_of(event.process)
+    rank = now.acting.rank_of(event.process)
     after = replace(now, dead=now.dead | {event.process}, suspects=now.suspects - {event.process})
     if rank in now.finished:
         return after, ()
@@ -221,7 +224,7 @@ def _close(now: Situation) -> Step:
 def finished(now: Situation, event: ev.ProcessFinished) -> Step:
     """Count a rank as complete; a spare that leaves is a spare less."""
     _known(now, event.process)
-    rank = now.membership.rank_of(event.process)
+    rank = now.acting.rank_of(event.process)
     if rank is not None:
         return replace(now, finished=now.finished | {rank}), ()
     return replace(now, dead=now.dead | {event.process}), ()
@@ -281,10 +284,8 @@ def closed(now: Situation, event: ev.LedgersClosed) -> Step:
 
 def _decide(now: Situation) -> Decision:
     """Plan the members; after a restart all ranks have new processes."""
-    if now.fresh is None:
-        return plan_members(now.membership, now.dead, now.finished)
-    plan = plan_members(now.fresh, now.dead, now.finished)
-    if plan.outcome is Outcome.FAILED:
+    plan = plan_members(now.acting, now.dead, now.finished)
+    if now.fresh is None or plan.outcome is Outcome.FAILED:
         return plan
     reason = f"all ranks go on from the ledger; {plan.reason}"
     return Decision(plan.outcome, plan.membership, plan.membership.members, reason)
@@ -330,17 +331,16 @@ def found(now: Situation, event: ev.RecordFound) -> Step:
     expected = now.epoch.next()
     if event.epoch.job != expected.job or event.epoch.counter != expected.counter:
         raise InvariantBroken(f"the record of epoch {event.epoch} is no successor of {now.epoch}")
-    ours = now.membership if now.fresh is None else now.fresh
     attempt = (now.target or now.epoch).attempt
     theirs = Membership(event.members, event.spares)
     if event.epoch.attempt < attempt:
         return _overtake(now, event, theirs)
-    kept = {process for _, process in theirs.members} & (ours.processes - now.dead)
+    kept = {process for _, process in theirs.members} & (now.acting.processes - now.dead)
     if event.epoch.attempt != attempt or not kept:
         return _fenced(now, event.epoch)
     old = () if now.fresh is not None else now.membership.members
     promotions = tuple(p for p in theirs.members if p not in old and p[1] in kept)
-    acting = {process for _, process in ours.members}
+    acting = {process for _, process in now.acting.members}
     dropped = sorted(acting - theirs.processes - now.dead)
     marks = now.marks if event.marks is None else merged(event.marks)
     after = replace(now, marks=marks, dead=now.dead | set(dropped))
@@ -362,9 +362,8 @@ def _overtake(now: Situation, event: ev.RecordFound, theirs: Membership) -> Step
         target=target,
         decision=None,
     )
-    note = Note(
-        f"attempt {event.epoch.attempt} still made epoch {event.epoch.counter}", "overtaken"
-    )
+    text = f"attempt {event.epoch.attempt} still made epoch {event.epoch.counter}"
+    note = Note(text, "overtaken")
     return after, (note, CloseLedgers(event.epoch, theirs.ranks))
 
 
