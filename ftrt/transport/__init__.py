@@ -1,0 +1,1 @@
+"""Planes that carry frames from one rank to another."""
