@@ -1,0 +1,99 @@
+"""Bad input: one sentence that says what to do, status 2, nothing started."""
+
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from ftrt.cli import main
+from ftrt.errors import UsageError
+from ftrt.launch.mpirun import check_ulfm, command, find_mpirun
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("print('started')")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-n", "0"], "-n must be at least 1"),
+        (["-n", "2", "--spares", "-1"], "cannot be negative"),
+        (["-n", "2", "--fault", "kill:2@3msg"], "there is no rank 2"),
+        (["-n", "2", "--fault", "kill:1@soon"], "'kill:1@soon' is malformed; for example"),
+        (["-n", "2", "--fault", "link:0-1@1s+1s"], "not in this version"),
+        (["-n", "2", "--fault", "melt:1@1s"], "unknown kind 'melt'"),
+        (["-n", "2", "--stall-timeout-s", "0"], "--stall-timeout-s must be greater than 0"),
+        (["-n", "2", "--evict-timeout-s", "nan"], "--evict-timeout-s must be greater than 0"),
+        (["-n", "2", "--mpirun", "/no/such"], "--mpirun names '/no/such'"),
+        (["-n", "2", "--json", "/no/such/x.json"], "its folder does not exist"),
+    ],
+)
+def test_one_sentence_and_status_2(program, tmp_path, options, says):
+    ledger = tmp_path / "ledger"
+    result = CliRunner().invoke(main, ["run", *options, "--ledger", str(ledger), program])
+    assert result.exit_code == 2
+    assert says in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not ledger.exists()
+
+
+def test_program_that_is_not_there(tmp_path):
+    result = CliRunner().invoke(main, ["run", "-n", "1", str(tmp_path / "nothing.py")])
+    assert result.exit_code == 2
+    assert "there is no program" in result.output
+
+
+def test_program_that_cannot_be_executed(tmp_path):
+    path = tmp_path / "tool"
+    path.write_text("#!/bin/sh\n")
+    result = CliRunner().invoke(main, ["run", "-n", "1", str(path)])
+    assert result.exit_code == 2
+    assert "chmod +x" in result.output
+
+
+def _tool(path, text):
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_other_mpi_is_refused(tmp_path):
+    for answer in ("HYDRA build details", "mpirun (Open MPI) 4.1.6"):
+        tool = _tool(tmp_path / "mpirun", f"echo '{answer}'")
+        with pytest.raises(UsageError, match="not Open MPI 5 or later"):
+            check_ulfm(tool)
+
+
+def test_open_mpi_without_ulfm_is_refused(tmp_path):
+    tool = _tool(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    check_ulfm(tool)
+    _tool(tmp_path / "ompi_info", "echo options:ft_mpi_support:no")
+    with pytest.raises(UsageError, match="without ULFM"):
+        check_ulfm(tool)
+
+
+def test_order_in_which_mpirun_is_found(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    named, other = _tool(tmp_path / "mpirun", ""), _tool(tmp_path / "bin" / "mpirun", "")
+    monkeypatch.setenv("FTRT_MPIRUN", other)
+    assert find_mpirun(named) == named
+    assert find_mpirun() == other
+    monkeypatch.delenv("FTRT_MPIRUN")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "nowhere" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert find_mpirun() == other
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="there is no mpirun"):
+        find_mpirun()
+
+
+def test_command_line():
+    line = command("mpirun", 5, "app.py", ["--x", "1"])
+    assert line[:3] == ["mpirun", "--with-ft", "ulfm"]
+    assert ("--allow-run-as-root" in line) == (os.geteuid() == 0)
+    assert line[line.index("-n") + 1] == "5"
+    assert line[-2:] == ["--x", "1"]
