@@ -1,0 +1,77 @@
+"""Blank segments, made beforehand, and how one becomes a rank's ledger."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from ..errors import LedgerError
+from . import h5, layout
+from .segment import Segment
+
+
+class LedgerPool:
+    """Blank segments of one ledger directory.
+
+    Parameters
+    ----------
+    directory : path
+    pages : int
+        Size of new segments, in pages of 512 run words.
+    """
+
+    def __init__(self, directory, pages: int = 64):
+        self.directory = Path(directory)
+        self.pages = pages
+
+    def _blanks(self) -> list[Path]:
+        return sorted(self.directory.glob("blank-*.h5"))
+
+    def _create(self) -> None:
+        h5.create_segment_file(self.directory / f"blank-{uuid.uuid4().hex}.h5", self.pages)
+
+    def ensure(self, count: int) -> None:
+        """Make blanks until there are ``count``."""
+        for _ in range(count - len(self._blanks())):
+            self._create()
+
+    def _take(self) -> Path:
+        """A blank under a name of our own; a rename that finds nothing was beaten by another."""
+        while True:
+            for blank in self._blanks():
+                mine = self.directory / f"claim-{uuid.uuid4().hex}.h5"
+                try:
+                    os.rename(blank, mine)
+                    return mine
+                except FileNotFoundError:
+                    continue
+            self._create()
+
+    def claim(self, epoch: int, rank: int, segment: int, *, job: str, attempt: int,
+              incarnation: int, closed: bool = False) -> Path:
+        """Turn a blank into the named segment, header filled before anybody can see it.
+
+        Raises
+        ------
+        FileExistsError
+            The segment exists already.
+        """
+        target = self.directory / layout.segment_name(epoch, rank, segment)
+        if target.exists():
+            raise FileExistsError(str(target))
+        mine = self._take()
+        try:
+            made = Segment(mine, blank=True)
+            made.fill(job=job, attempt=attempt, epoch=epoch, rank=rank, segment=segment,
+                      incarnation=incarnation)
+            if closed:
+                made.header["control"] = 1 | layout.CLOSED
+            os.link(mine, target)  # unlike a rename it never replaces what is there
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise LedgerError(f"{target}: cannot be claimed: {error.strerror}") from error
+        finally:
+            mine.unlink(missing_ok=True)
+        return target

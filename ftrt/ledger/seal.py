@@ -1,0 +1,205 @@
+"""How a ledger is ended and read, by anybody, whether its owner lives or not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from pathlib import Path
+
+import numpy as np
+from numba import njit
+
+from .. import atomics
+from ..atomics import fetch_or
+from ..errors import LedgerDamaged
+from . import layout
+from .layout import CLOSED
+from .pool import LedgerPool
+from .segment import Segment
+
+
+@njit("void(uint64[::1], intp, intp)", cache=True)
+def _close_heads(whole, first, stride):
+    for stream in range(layout.STREAMS):
+        fetch_or(whole, first + stream * stride, np.uint64(1) << np.uint64(63))
+
+
+def close_segments(segments: list[Segment]) -> None:
+    """Set CLOSED in the first segment's control word, then in every head."""
+    first = segments[0]
+    atomics.set_bits(first.whole, first.at_control, CLOSED)
+    for segment in segments:
+        _close_heads(segment.whole, segment.head_index(0), layout.STREAM_WORDS)
+
+
+class RankCloser:
+    """Ends the ledger of a rank; maps it beforehand, so that :meth:`close` takes microseconds.
+
+    Parameters
+    ----------
+    directory : path
+    epoch, rank : int
+    """
+
+    def __init__(self, directory, epoch: int, rank: int):
+        self.directory, self.epoch, self.rank = Path(directory), epoch, rank
+        self._segments: list[Segment] = []
+        self.map()
+
+    def map(self) -> int:
+        """Map the segments made since; returns how many there are. Call it now and then."""
+        while self._path(len(self._segments)).exists():
+            self._segments.append(Segment(self._path(len(self._segments))))
+        return len(self._segments)
+
+    def close(self) -> list[dict]:
+        """End the ledger for good and return its seals, one per segment.
+
+        A ledger that was never opened is made closed and empty, so that it never can be.
+        """
+        while not self._segments and not self.map():
+            self._make_tombstone()
+        first = self._segments[0]
+        control = int(atomics.set_bits(first.whole, first.at_control, CLOSED)) & ~CLOSED
+        while len(self._segments) < control:
+            self._segments.append(Segment(self._path(len(self._segments))))
+        del self._segments[control:]
+        close_segments(self._segments)
+        return [seal(segment) for segment in self._segments]
+
+    def _path(self, number: int) -> Path:
+        return self.directory / layout.segment_name(self.epoch, self.rank, number)
+
+    def _make_tombstone(self) -> None:
+        try:
+            job = json.loads((self.directory / "job.json").read_text())["job"]
+        except (OSError, ValueError, KeyError):
+            job = str(uuid.UUID(int=0))
+        try:
+            LedgerPool(self.directory, pages=1).claim(
+                self.epoch, self.rank, 0, job=job, attempt=0, incarnation=-1, closed=True)
+        except FileExistsError:
+            pass  # its owner was faster; it is closed like any other
+
+
+def close_rank(directory, epoch: int, rank: int) -> list[dict]:
+    """End the ledger of ``rank`` in ``epoch`` and return its seals; the same however often."""
+    return RankCloser(directory, epoch, rank).close()
+
+
+def stream_words(segment: Segment, index: int, words: int, run: int) -> np.ndarray:
+    """First ``words`` run words of a stream, the last with its length from the head."""
+    owners = segment.pages
+    mine = np.flatnonzero(owners == np.uint64(layout.guard(index + 1)))
+    if words > mine.size * layout.PAGE_WORDS:
+        raise LedgerDamaged(f"{segment.path}: stream {index} has {words} run words but "
+                            f"{mine.size} pages")
+    mine = mine[:-(-words // layout.PAGE_WORDS)]
+    table = segment.words.reshape(-1, layout.PAGE_WORDS)[mine].reshape(-1)[:words].copy()
+    if np.any(layout.check7_array(table) != (table >> np.uint64(56) & np.uint64(127))):
+        raise LedgerDamaged(f"{segment.path}: stream {index} has a run word with a wrong check")
+    if words:
+        last = int(table[-1])
+        table[-1] = layout.run_word(last & 0xFFFFFFFF, run, last >> 63)
+    return table
+
+
+def _runs(table: np.ndarray, base: int) -> np.ndarray:
+    runs = np.empty((table.size, 3), np.int64)
+    runs[:, 0] = (table & np.uint64(0xFFFFFFFF)).astype(np.int64) + base
+    runs[:, 1] = (table >> np.uint64(32) & np.uint64(layout.MAX_RUN)).astype(np.int64)
+    runs[:, 2] = (table >> np.uint64(63)).astype(np.int64)
+    return runs
+
+
+def _guarded(segment: Segment, index: int, name: str) -> int:
+    value = layout.unguard(int(segment.streams[name][index]))
+    if value is None:
+        raise LedgerDamaged(f"{segment.path}: stream {index} has a wrong {name!r}")
+    return value
+
+
+def _last(segment: Segment, index: int) -> int | None:
+    if segment.streams["last"][index] == 0:
+        return None
+    return _guarded(segment, index, "last") - 1
+
+
+def _describe(segment: Segment, index: int, head: int) -> tuple[dict, np.ndarray]:
+    """Seal of one stream and its runs, as of ``head``."""
+    words, run, _, intact = layout.split_head(head)
+    entry = segment.streams[index]
+    if not intact or entry["check"] != layout.fields_check(entry, layout.STREAM_FIELDS):
+        raise LedgerDamaged(f"{segment.path}: entry of stream {index} has a wrong check")
+    table = stream_words(segment, index, words, run)
+    runs = _runs(table, _guarded(segment, index, "base") if words else 0)
+    return {
+        "index": index, "kind": int(entry["kind"]), "stream": entry["name"].decode(),
+        "source": int(entry["source"]), "dest": int(entry["dest"]), "words": words, "run": run,
+        "events": int(runs[:, 1].sum()), "last": _last(segment, index),
+        "digest": hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest(),
+    }, runs
+
+
+def read_streams(segment: Segment) -> list[tuple[dict, np.ndarray]]:
+    """Every stream of a segment as it is now: its seal and its runs (see :func:`decode`)."""
+    heads = segment.streams["head"].copy()
+    heads &= np.uint64(CLOSED - 1)
+    return [_describe(segment, int(i), int(heads[i])) for i in np.flatnonzero(heads)]
+
+
+class Seal(dict):
+    """Seal of one segment, a plain dict for the record; ``decoded`` is what it seals."""
+
+    decoded: list[tuple[dict, np.ndarray]]
+
+
+def seal(segment: Segment) -> Seal:
+    """``{file, rank, epoch, segment, streams}`` of a segment that is closed."""
+    decoded = read_streams(segment)
+    header = segment.header
+    made = Seal(file=segment.path.name, rank=int(header["rank"]), epoch=int(header["epoch"]),
+                segment=int(header["segment"]), streams=[stream for stream, _ in decoded])
+    made.decoded = decoded
+    return made
+
+
+def decode(directory, sealed: dict | None = None, *, file: str | None = None):
+    """Runs of a sealed segment, or with ``file`` of a live one.
+
+    Returns
+    -------
+    list of (dict, ndarray)
+        Per stream its description and an int64 array of shape (runs, 3): first number, length,
+        1 if dropped.
+
+    Raises
+    ------
+    LedgerDamaged
+        The file does not have what was sealed.
+    """
+    if isinstance(sealed, Seal):
+        return sealed.decoded
+    segment = Segment(Path(directory) / (file or sealed["file"]), write=False)
+    if sealed is None:
+        return read_streams(segment)
+    return [(stream, _sealed_runs(segment, stream)) for stream in sealed["streams"]]
+
+
+def _sealed_runs(segment: Segment, stream: dict) -> np.ndarray:
+    table = stream_words(segment, stream["index"], stream["words"], stream["run"])
+    digest = hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest()
+    if digest != stream["digest"]:
+        raise LedgerDamaged(f"{segment.path}: stream {stream['index']} differs from its seal")
+    return _runs(table, _guarded(segment, stream["index"], "base") if table.size else 0)
+
+
+def marks_of(decoded, kind: int = layout.CONSUMED) -> dict[tuple, np.ndarray]:
+    """``{(stream, source, dest): (start, length) array}`` of all events of a kind."""
+    found: dict[tuple, list] = {}
+    for stream, runs in decoded:
+        if stream["kind"] == kind:
+            key = stream["stream"], stream["source"], stream["dest"]
+            found.setdefault(key, []).append(runs[:, :2])
+    return {key: np.concatenate(runs) for key, runs in found.items()}

@@ -1,0 +1,142 @@
+"""A sender's spool: payloads kept on the ledger's storage until every receiver has consumed them.
+
+One append-only file per incarnation of the sender. A record is a header (magic, seq, count, meta
+length, payload length, checksum) and the pickled-free description of the array in front of its
+bytes; one that is cut short by a death fails its checksum and does not count. Space before the
+stable mark is given back to the file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from ftrt.errors import LedgerError
+
+_HEADER = struct.Struct("<QQIIQI4x")
+_MAGIC = 0x4C4F_4F50_5352_5446
+_PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Spool:
+    """Payloads of one ``(stream, source)``; readable by later incarnations of the source."""
+
+    def __init__(self, directory: Path, stream: str, source: int, since_epoch: int):
+        prefix = f"spool-{quote(stream, safe='')}-r{source:04d}"
+        self._index: dict[int, tuple[int, int]] = {}
+        self._earlier = [os.open(p, os.O_RDWR) for p in sorted(directory.glob(f"{prefix}-e*.bin"))]
+        for descriptor in self._earlier:
+            self._scan(descriptor)
+        path = directory / f"{prefix}-e{since_epoch:06d}-{os.getpid()}.bin"
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._end = os.fstat(self._file).st_size
+        self._freed = 0
+
+    @property
+    def last_seq(self) -> int:
+        """Highest number in the spool, 0 if it is empty."""
+        return max(self._index, default=0)
+
+    def append(self, seq: int, array: np.ndarray) -> None:
+        """Store one message, or raise :class:`LedgerError` with nothing stored."""
+        meta = json.dumps([array.dtype.str, array.shape]).encode()
+        payload = np.ascontiguousarray(array).tobytes()
+        check = zlib.crc32(payload, zlib.crc32(meta))
+        head = _HEADER.pack(_MAGIC, seq, 1, len(meta), len(payload), check)
+        record = head + meta + payload
+        try:
+            written = os.pwrite(self._file, record, self._end)
+        except OSError as error:
+            raise self._full(error) from error
+        if written != len(record):
+            raise self._full("the storage took only a part of a record")
+        self._index[seq] = (self._file, self._end)
+        self._end += written
+
+    def read(self, seq: int) -> np.ndarray:
+        """The message ``seq`` as it was sent; :class:`LedgerError` if it is not here."""
+        if seq not in self._index:
+            raise LedgerError(f"{self._path}: message {seq} is not in the spool")
+        descriptor, offset = self._index[seq]
+        record = self._record(descriptor, offset)
+        if record is None:
+            raise LedgerError(f"{self._path}: message {seq} is damaged in the spool")
+        _, meta, payload, _ = record
+        dtype, shape = json.loads(meta)
+        return np.frombuffer(payload, np.dtype(dtype)).reshape(shape)
+
+    def free(self, stable_seq: int) -> None:
+        """Forget what every receiver has stably consumed; the space goes back in large pieces."""
+        for seq in [s for s in self._index if s <= stable_seq]:
+            del self._index[seq]
+        mine = [offset for file, offset in self._index.values() if file == self._file]
+        keep_from = min(mine, default=self._end)
+        if keep_from - self._freed >= 1 << 20:
+            hole = (self._freed, keep_from - self._freed)
+            _libc.fallocate(
+                self._file, _PUNCH_HOLE_KEEP_SIZE, *(ctypes.c_long(value) for value in hole)
+            )
+            self._freed = keep_from
+
+    def sync(self) -> None:
+        """Make everything appended so far survive a power failure."""
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        """Close the files; the contents stay."""
+        for descriptor in [*self._earlier, self._file]:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _scan(self, descriptor: int) -> None:
+        offset, size = 0, os.fstat(descriptor).st_size
+        while offset + _HEADER.size <= size:
+            record = self._record(descriptor, offset)
+            if record is None:
+                offset = self._next_data(descriptor, offset, size)
+                continue
+            seq, _, _, length = record
+            self._index[seq] = (descriptor, offset)
+            offset += length
+
+    @staticmethod
+    def _next_data(descriptor: int, offset: int, size: int) -> int:
+        """Skip a hole that :meth:`free` punched: records go on where the data begins again."""
+        block = (offset // 4096 + 1) * 4096
+        try:
+            at = os.lseek(descriptor, block, os.SEEK_DATA)
+        except OSError:
+            return size
+        window = os.pread(descriptor, 1 << 21, at)
+        found = window.find(struct.pack("<Q", _MAGIC))
+        return at + found if found >= 0 else size
+
+    @staticmethod
+    def _record(descriptor: int, offset: int):
+        head = os.pread(descriptor, _HEADER.size, offset)
+        if len(head) < _HEADER.size:
+            return None
+        magic, seq, _, meta_length, length, check = _HEADER.unpack(head)
+        if magic != _MAGIC:
+            return None
+        body = os.pread(descriptor, meta_length + length, offset + _HEADER.size)
+        meta, payload = body[:meta_length], body[meta_length:]
+        if len(payload) != length or zlib.crc32(payload, zlib.crc32(meta)) != check:
+            return None
+        return seq, meta, payload, _HEADER.size + meta_length + length
+
+    def _full(self, why) -> LedgerError:
+        return LedgerError(
+            f"{self._path}: the spool cannot be extended ({why}); nothing was sent. Free space in "
+            "the ledger directory and run again with --restarts, or use replay= for this stream"
+        )
