@@ -114,7 +114,6 @@ class _Job:
         self._screen = screen
         self._directory = directory
         self._events = Events(directory / "run" / "events.jsonl")
-        self._faults = list(options.faults)
         self.report = Report(EXIT_IMPOSSIBLE, job, str(directory))
 
     def run(self, stop: Stop) -> Report:
@@ -140,10 +139,7 @@ class _Job:
             self._events,
             self._screen,
         )
-        before = len(self._events.seen)
         verdict = attempt.run(stop)
-        happened = self._events.seen[before:]
-        self._faults = remaining_faults(self._faults, happened, set(attempt.records))
         self.report.attempts = number
         self.report.digest = attempt.output.digest or self.report.digest
         self.report.ranks = [record for _, record in sorted(attempt.records.items())]
@@ -161,7 +157,8 @@ class _Job:
             "FTRT_RANKS": str(options.ranks),
             "FTRT_SPARES": str(options.spares),
             "FTRT_STABLE": options.stable,
-            "FTRT_FAULTS": json.dumps([asdict(fault) for fault in self._faults]),
+            # The same list in every attempt: the job keeps book of the ones that have happened.
+            "FTRT_FAULTS": json.dumps([asdict(fault) for fault in options.faults]),
             "FTRT_SEED": str(options.seed),
         }
         if options.stall_timeout_s is not None:
@@ -190,29 +187,6 @@ class _Job:
             return self._audit(self._directory)
         except LedgerError as error:
             return {"ok": False, "error": str(error)}
-
-
-def remaining_faults(
-    faults: Sequence[Fault], events: Sequence[dict[str, Any]], recorded: set[int]
-) -> list[Fault]:
-    """Return the faults that have not happened, for the next attempt to inject.
-
-    A restart repeats messages, and a fault that counts messages must not hit twice. Each 'fault'
-    event of a rank takes away the earliest fault of that rank. A rank that could not tell, but
-    died or has no record of its end, has had one.
-    """
-    happened = dict.fromkeys({fault.rank for fault in faults}, 0)
-    for rank in happened:
-        of_rank = [event.get("event") for event in events if event.get("rank") == rank]
-        lost = int(rank not in recorded)
-        happened[rank] = max(of_rank.count("fault"), of_rank.count("died"), lost)
-    left = []
-    for fault in sorted(faults, key=lambda fault: fault.when):
-        if happened[fault.rank] > 0:
-            happened[fault.rank] -= 1
-        else:
-            left.append(fault)
-    return left
 
 
 def audit_line(audit: dict[str, Any]) -> str:

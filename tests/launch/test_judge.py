@@ -1,12 +1,11 @@
-"""The verdict on what ranks recorded, and the faults that a restart still has to inject."""
+"""The verdict on what ranks recorded, and how events and audits are told."""
 
 import json
 
 import pytest
 
-from ftrt.launch.faults import parse_fault
 from ftrt.launch.judge import judge, read_ranks
-from ftrt.launch.run import audit_line, remaining_faults
+from ftrt.launch.run import audit_line
 from ftrt.launch.screen import event_line
 
 
@@ -46,21 +45,6 @@ def test_half_written_record_counts_as_absent(tmp_path):
     (tmp_path / "rank-0.json").write_text(json.dumps(DONE))
     (tmp_path / "rank-1.json").write_text('{"status": "do')
     assert read_ranks(tmp_path, 3) == {0: DONE}
-
-
-def specs(faults):
-    return [fault.spec for fault in faults]
-
-
-def test_a_fault_that_happened_is_not_repeated():
-    faults = [parse_fault(s) for s in ("kill:1@90msg", "kill:1@20msg", "kill:2@20msg")]
-    events = [{"event": "fault", "rank": 1}, {"event": "died", "rank": 1}]
-    assert specs(remaining_faults(faults, events, {0, 1, 2})) == ["kill:2@20msg", "kill:1@90msg"]
-
-
-def test_a_rank_without_a_record_has_had_its_fault():
-    faults = [parse_fault("kill:1@90msg"), parse_fault("kill:2@95msg")]
-    assert specs(remaining_faults(faults, [], {0, 2})) == ["kill:2@95msg"]
 
 
 def test_event_line_has_phases_in_ms():
