@@ -293,6 +293,14 @@ class Ledger:
         cursor = self._cursors.get((segment, stream))
         return epoch == self.epoch and cursor is not None and cursor[commit.EVENTS] >= event
 
+    def sync(self) -> None:
+        """Write all segments to stable storage; after a commit in the power class."""
+        for part in self._parts:
+            try:
+                part.segment.sync()
+            except OSError as error:
+                raise LedgerError(f"{part.segment.path}: cannot be synced: {error}") from error
+
     def close(self) -> None:
         """End the ledger: nothing can be committed any more."""
         from .seal import close_segments

@@ -107,6 +107,10 @@ class Segment:
         if uuid.UUID(job) != uuid.UUID(self.job):
             raise LedgerDamaged(f"{self.path}: belongs to job {self.job}, not to {job}")
 
+    def sync(self) -> None:
+        """Write the map to stable storage."""
+        self._map.flush()
+
     def head_index(self, stream: int) -> int:
         """Index of a stream's head word in ``whole``."""
         return self.at_streams + stream * layout.STREAM_WORDS + layout.HEAD_AT

@@ -1,0 +1,209 @@
+"""Epoch records and the job file: JSON that exactly one process can publish."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+
+from ..errors import LedgerDamaged, LedgerError
+from . import layout
+
+
+def _step(name: str) -> None:
+    """Do nothing; crash tests replace it to die between two steps."""
+
+
+def _check(record: dict) -> str:
+    rest = {key: value for key, value in record.items() if key != "check"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _publish(path: Path, record: dict, durable: bool) -> bool:
+    """Write ``record`` under its final name unless that exists; leaves no other file."""
+    record = {"format": layout.VERSION, **record}
+    record = json.loads(json.dumps(record, default=_plain))  # what a reader will see
+    record["check"] = _check(record)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            json.dump(record, file, sort_keys=True)
+            file.flush()
+            _step("record.written")
+            if durable:
+                os.fsync(file.fileno())
+        os.link(temporary, path)
+        _step("record.linked")
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    if durable:
+        _sync_directory(path.parent)
+    return True
+
+
+def _plain(value):
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"a record cannot hold {type(value).__name__}")
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> dict:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise LedgerDamaged(f"{path}: not JSON: {error}") from error
+    except OSError as error:
+        raise LedgerDamaged(f"{path}: cannot be read: {error.strerror}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("format"), int):
+        raise LedgerDamaged(f"{path}: has no format number")
+    if record["format"] > layout.VERSION:
+        raise LedgerDamaged(f"{path}: written by a newer ftrt (format {record['format']}, this "
+                            f"one reads {layout.VERSION}); read it with that version")
+    if record.get("check") != _check(record):
+        raise LedgerDamaged(f"{path}: has a wrong check")
+    return record
+
+
+def record_path(directory, epoch: int) -> Path:
+    """Where the record of ``epoch`` lies."""
+    return Path(directory) / "epochs" / f"{epoch:06d}.json"
+
+
+def create_record(directory, record: dict, durable: bool = False) -> bool:
+    """Publish the record of ``record["epoch"]``; False if somebody else's exists.
+
+    Parameters
+    ----------
+    directory : path
+    record : dict
+        Must have ``epoch``; ``format`` and ``check`` are added.
+    durable : bool
+        On stable storage before it is visible, for the power class.
+    """
+    return _publish(record_path(directory, record["epoch"]), record, durable)
+
+
+def read_record(directory, epoch: int) -> dict:
+    """Record of an epoch.
+
+    Raises
+    ------
+    LedgerDamaged
+        It is missing, of a newer format, or does not fit its check.
+    """
+    record = _read(record_path(directory, epoch))
+    if record.get("epoch") != epoch:
+        path = record_path(directory, epoch)
+        raise LedgerDamaged(f"{path}: is the record of epoch {record.get('epoch')}")
+    return record
+
+
+def epochs(directory) -> list[int]:
+    """Epochs that have a record, ascending."""
+    stems = (path.stem for path in (Path(directory) / "epochs").glob("*.json"))
+    return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def latest_epoch(directory) -> int | None:
+    """Highest epoch that has a record."""
+    return max(epochs(directory), default=None)
+
+
+def create_job(directory, job: dict) -> bool:
+    """Write ``job.json``; must have ``job`` (UUID). False if there is one already."""
+    return _publish(Path(directory) / "job.json", job, False)
+
+
+def read_job(directory) -> dict:
+    """The job that a ledger directory belongs to."""
+    return _read(Path(directory) / "job.json")
+
+
+def lock_directory(directory):
+    """Lock a ledger directory for one launcher; keep the handle open as long as it runs.
+
+    Raises
+    ------
+    LedgerError
+        Another launcher holds it.
+    """
+    path = Path(directory) / "lock"
+    try:
+        handle = open(path, "a+", encoding="ascii")
+    except OSError as error:
+        raise LedgerError(f"{directory}: cannot be locked: {error.strerror}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        handle.seek(0)
+        owner = handle.read().strip() or "unknown"
+        handle.close()
+        raise LedgerError(f"{directory}: in use by a running job (pid {owner})") from error
+    handle.truncate(0)
+    handle.write(f"{os.getpid()}\n")
+    handle.flush()
+    return handle
+
+
+def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20) -> None:
+    """Raise LedgerError, with what to do, unless the directory can hold this job's ledger.
+
+    Parameters
+    ----------
+    directory : path
+        Made if it does not exist.
+    job : str, optional
+        UUID of the job that wants it; another job's directory is refused.
+    need_bytes : int
+        Space that must be free.
+    """
+    directory = Path(directory)
+    probe = directory / f".probe-{uuid.uuid4().hex}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with open(probe, "xb") as file:
+            os.posix_fallocate(file.fileno(), 0, need_bytes)
+    except OSError as error:
+        raise LedgerError(_unusable(directory, error, need_bytes)) from error
+    finally:
+        _remove(probe)
+    if job is not None and (directory / "job.json").exists():
+        found = read_job(directory).get("job")
+        if found != job:
+            raise LedgerError(f"{directory}: holds the ledger of job {found}; choose another "
+                              "directory, or remove it if that job is no longer needed")
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass  # nothing could be made there either; the reason is being raised
+
+
+def _unusable(directory: Path, error: OSError, need_bytes: int) -> str:
+    import errno
+
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{directory}: is read-only for this user; choose a directory you can write to"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (f"{directory}: is full; free at least {need_bytes >> 20} MiB or choose another "
+                "directory")
+    return f"{directory}: cannot be used as a ledger directory: {error.strerror}; choose another"

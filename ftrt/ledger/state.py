@@ -1,0 +1,270 @@
+"""State that an effect publishes with its commit: two buffers per key, never a mix."""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from .. import atomics
+from ..errors import LedgerDamaged, LedgerError, UsageError
+from . import h5, layout, statefmt
+from .segment import map_file
+
+_ALIGN = 64
+_MIN_FILE = 1 << 16
+_REF = ("epoch", "stream", "segment", "event")
+
+
+def _step(name: str) -> None:
+    """Do nothing; crash tests replace it to die between two steps."""
+
+
+class _StateFile:
+    """A mapped state file: a table of buffers and their bytes."""
+
+    def __init__(self, path, *, write: bool = True):
+        self.path = Path(path)
+        self._map, user = map_file(self.path, layout.STATE_MAGIC, write=write)
+        at, data = (int(offset) for offset in user["offsets"][:2])
+        self.whole = np.frombuffer(self._map, np.uint64)
+        self.slots = np.frombuffer(self._map, statefmt.SLOT, statefmt.SLOTS, at)
+        self.data = np.frombuffer(self._map, np.uint8, int(user["counts"][1]), data)
+        self._at_check = at // 8 + statefmt.SLOT.fields["check"][1] // 8
+        self.used_slots = self.used_bytes = 0
+
+    def sync(self) -> None:
+        """Write the map to stable storage."""
+        self._map.flush()
+
+    def fits(self, capacity: int) -> bool:
+        return (self.used_slots < statefmt.SLOTS
+                and self.used_bytes + capacity <= self.data.size)
+
+    def take(self, capacity: int) -> _Buffer:
+        """A new buffer of ``capacity`` bytes."""
+        buffer = _Buffer(self, self.used_slots, self.used_bytes, capacity)
+        self.used_slots += 1
+        self.used_bytes += -(-capacity // _ALIGN) * _ALIGN
+        return buffer
+
+    def check_at(self, slot: int) -> int:
+        return self._at_check + slot * statefmt.SLOT.itemsize // 8
+
+    def entry(self, slot: int) -> dict | None:
+        """What a slot holds, None if it is empty or was being written."""
+        record = self.slots[slot]
+        if record["check"] == 0 or record["check"] != _slot_check(record):
+            return None
+        return {
+            "key": record["key"].decode(), "file": self.path.name, "buffer": slot,
+            "version": int(record["version"]), "ref": [int(record[name]) for name in _REF],
+            "length": int(record["length"]), "checksum": int(record["checksum"]),
+        }
+
+    def bytes_of(self, slot: int) -> np.ndarray:
+        """Bytes in a slot's buffer; LedgerDamaged if they do not fit their checksum."""
+        record = self.slots[slot]
+        offset, length = int(record["offset"]), int(record["length"])
+        data = self.data[offset:offset + length]
+        if data.size != length or zlib.crc32(data) != record["checksum"]:
+            key = record["key"].decode(errors="replace")
+            raise LedgerDamaged(f"{self.path}: the state {key!r} has a wrong checksum")
+        return data
+
+
+def _slot_check(record) -> int:
+    return layout.fields_check(record, statefmt.SLOT_FIELDS) | 1 << 32
+
+
+class _Buffer:
+    """One of the two places of a key."""
+
+    def __init__(self, file: _StateFile, slot: int, offset: int, capacity: int):
+        self.file, self.slot, self.offset, self.capacity = file, slot, offset, capacity
+
+    def clear(self) -> None:
+        """Make the slot empty, before its bytes change."""
+        atomics.store(self.file.whole, self.file.check_at(self.slot), 0)
+
+    def write(self, key: bytes, pieces: list, ref, version: int) -> None:
+        self.clear()
+        _step("state.cleared")
+        at, checksum = self.offset, 0
+        for piece in pieces:
+            view = np.frombuffer(piece, np.uint8)
+            self.file.data[at:at + view.size] = view
+            at, checksum = at + view.size, zlib.crc32(view, checksum)
+            _step("state.copied")
+        record = self.file.slots[self.slot:self.slot + 1]
+        record["version"], record["key"] = version, key
+        record["offset"], record["capacity"] = self.offset, self.capacity
+        for name, value in zip(_REF, ref):
+            record[name] = value
+        record["length"], record["checksum"] = at - self.offset, checksum
+        _step("state.described")
+        check = _slot_check(record[0])
+        atomics.store(self.file.whole, self.file.check_at(self.slot), check)
+        _step("state.written")
+
+
+class StateStore:
+    """Versions of the state of one rank in one epoch.
+
+    ``put`` before the commit, then ``confirm`` after it or ``discard`` if it was not made.
+
+    Parameters
+    ----------
+    directory : path
+    epoch, rank : int
+    published : callable, optional
+        ``Ledger.published``. A put with a new reference then decides by itself what became of
+        the puts before it; without it they count as confirmed.
+    """
+
+    def __init__(self, directory, epoch: int, rank: int, published=None):
+        self._published = published
+        self.directory, self.epoch, self.rank = Path(directory), epoch, rank
+        self._files: list[_StateFile] = []
+        self._current: dict[bytes, _Buffer] = {}
+        self._spare: dict[bytes, _Buffer] = {}
+        self._pending: dict[bytes, _Buffer] = {}
+        self._pending_ref = None
+        self._version = 0
+
+    def put(self, key: str, value, ref) -> None:
+        """Write ``value`` so that it becomes the state of ``key`` with the event at ``ref``.
+
+        Parameters
+        ----------
+        key : str
+            At most 128 bytes.
+        value
+            An array is stored raw, everything else pickled.
+        ref : (epoch, stream index, segment, event)
+            From :meth:`StreamLog.next_ref`.
+        """
+        name = key.encode()
+        if not 0 < len(name) <= statefmt.KEY_BYTES or "\0" in key:
+            raise UsageError(f"state key {key!r}: must have 1 to {statefmt.KEY_BYTES} bytes")
+        ref = tuple(int(part) for part in ref)
+        if self._pending and ref != self._pending_ref:
+            self._settle()
+        pieces = statefmt.encode(value)
+        size = sum(np.frombuffer(piece, np.uint8).size for piece in pieces)
+        buffer = self._pending.pop(name, None) or self._spare.pop(name, None)
+        if buffer is not None and buffer.capacity < size:
+            buffer.clear()
+            buffer = None
+        buffer = buffer or self._take(size)
+        self._version += 1
+        self._pending[name], self._pending_ref = buffer, ref
+        buffer.write(name, pieces, ref, self._version)
+
+    def _settle(self) -> None:
+        if self._published is None or self._published(self._pending_ref):
+            self.confirm()
+        else:
+            self.discard()
+
+    def sync(self) -> None:
+        """Write all buffers to stable storage; before the commit in the power class."""
+        for file in self._files:
+            file.sync()
+
+    def confirm(self) -> None:
+        """The commit of the versions put last was made."""
+        for name, buffer in self._pending.items():
+            if name in self._current:
+                self._spare[name] = self._current[name]
+            self._current[name] = buffer
+        self._pending, self._pending_ref = {}, None
+
+    def discard(self) -> None:
+        """The versions put last will not be committed: forget them."""
+        for name, buffer in self._pending.items():
+            buffer.clear()
+            self._spare[name] = buffer
+        self._pending, self._pending_ref = {}, None
+
+    def _take(self, size: int) -> _Buffer:
+        """A new buffer, with room to grow; in a new state file if the last one is full."""
+        capacity = max(_ALIGN, size + size // 2)
+        if not self._files or not self._files[-1].fits(capacity):
+            number = len(self._files)
+            path = self.directory / _file_name(self.epoch, self.rank, number)
+            if path.exists():
+                raise LedgerError(f"{path}: another process writes it already")
+            h5.create_state_file(path, max(_MIN_FILE, 4 * capacity))
+            _step("state.file")
+            self._files.append(_StateFile(path))
+        return self._files[-1].take(capacity)
+
+
+def _file_name(epoch: int, rank: int, number: int) -> str:
+    return layout.ROOT_STEM.format(epoch=epoch, rank=rank) + f"-state{number:03d}.h5"
+
+
+def _events(seals) -> dict[tuple[int, int], int]:
+    """``{(segment, stream index): events}``."""
+    return {(seal["segment"], stream["index"]): stream["events"]
+            for seal in seals for stream in seal["streams"]}
+
+
+def entries(directory, epoch: int, rank: int, seals) -> list[dict]:
+    """Newest published version of each key, for the epoch record.
+
+    Parameters
+    ----------
+    seals : list of dict
+        Seals of this rank and epoch (those of others are skipped).
+
+    Returns
+    -------
+    list of dict
+        ``{key, file, buffer, version, ref, length, checksum}``, sorted by key.
+    """
+    reached = _events(seal for seal in seals if seal["rank"] == rank
+                      and seal.get("epoch", epoch) == epoch)
+    newest: dict[str, dict] = {}
+    stem = layout.ROOT_STEM.format(epoch=epoch, rank=rank)
+    for path in sorted(Path(directory).glob(f"{stem}-state*.h5")):
+        file = _StateFile(path, write=False)
+        for entry in filter(None, map(file.entry, range(statefmt.SLOTS))):
+            ref_epoch, stream, segment, event = entry["ref"]
+            valid = ref_epoch == epoch and reached.get((segment, stream), -1) >= event
+            if valid and entry["version"] > newest.get(entry["key"], {"version": 0})["version"]:
+                newest[entry["key"]] = entry
+    return [newest[key] for key in sorted(newest)]
+
+
+def restore(directory, states: list[dict]) -> dict:
+    """Values of the entries of a record.
+
+    Raises
+    ------
+    LedgerDamaged
+        A file has no longer what the record says, or its bytes are wrong.
+    """
+    files: dict[str, _StateFile] = {}
+    values = {}
+    for entry in states:
+        path = Path(directory) / entry["file"]
+        try:
+            file = files.setdefault(entry["file"], None) or _StateFile(path, write=False)
+        except FileNotFoundError as error:
+            raise LedgerDamaged(f"{path}: is missing, state {entry['key']!r} was there") from error
+        files[entry["file"]] = file
+        found = file.entry(entry["buffer"])
+        if found is None or any(found[name] != entry[name] for name in ("key", "version")):
+            raise LedgerDamaged(f"{path}: no longer has version {entry['version']} of the state "
+                                f"{entry['key']!r}")
+        values[entry["key"]] = statefmt.decode(file.bytes_of(entry["buffer"]).tobytes())
+    return values
+
+
+def load_valid(directory, epoch: int, rank: int, seals) -> dict:
+    """``{key: value}`` of the newest published versions of a rank's state in an epoch."""
+    return restore(directory, entries(directory, epoch, rank, seals))
