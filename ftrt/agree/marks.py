@@ -79,7 +79,7 @@ class Marks:
         if start < 1 or length < 0:
             raise InvariantBroken(f"a mark of {length} numbers from {start} cannot exist")
         end = start + length - 1
-        if end <= self.hwm:
+        if end <= self.hwm or not length:
             return 0
         if start == self.hwm + 1 and not self._starts:  # in order: the usual case
             self.hwm = end
