@@ -234,9 +234,23 @@ def _audit(directory: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _ledger(directory: Path, job: str, options: Options) -> Iterator[None]:
-    """Create the job's directory and hold it for as long as the job runs."""
-    try:
-        (directory / "run").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--ledger {directory}: {error.strerror}; name another folder") from error
-    yield
+    """Make the directory the job's own and hold it for as long as the job runs."""
+    from ftrt.ledger.record import check_directory, create_job, lock_directory
+
+    check_directory(directory)
+    with lock_directory(directory):
+        check_directory(directory, job)
+        create_job(
+            directory,
+            {
+                "job": job,
+                "ranks": options.ranks,
+                "spares": options.spares,
+                "stable": options.stable,
+                "seed": options.seed,
+                "program": str(Path(options.program).resolve()),
+                "args": list(options.args),
+            },
+        )
+        (directory / "run").mkdir(exist_ok=True)
+        yield

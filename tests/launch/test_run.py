@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ftrt.errors import LedgerDamaged, LedgerError
 from ftrt.launch import leftovers
 from ftrt.launch.faults import parse_fault
 from ftrt.launch.run import Options, run_job
 from ftrt.launch.screen import PlainScreen
+from ftrt.ledger.record import lock_directory
 
 PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys, time
@@ -153,3 +155,34 @@ def test_signal_ends_the_job(tmp_path, signum):
         time.sleep(0.05)
     os.kill(launcher.pid, signum)
     assert launcher.wait(20) == 128 + signum
+
+
+def test_ledger_of_another_job_is_refused(start, tmp_path):
+    assert start("end('done')").exit == 0
+    before = (tmp_path / "ledger" / "job.json").read_bytes()
+    with pytest.raises(LedgerError, match="holds the ledger of job"):
+        start("end('done')")
+    assert (tmp_path / "ledger" / "job.json").read_bytes() == before
+
+
+def test_ledger_in_use_is_refused(start, tmp_path):
+    (tmp_path / "ledger").mkdir()
+    with (
+        lock_directory(tmp_path / "ledger"),
+        pytest.raises(LedgerError, match=f"in use by a running job .pid {os.getpid()}"),
+    ):
+        start("end('done')")
+
+
+def test_ledger_that_cannot_be_made_is_refused(start, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="choose another"):
+        start("end('done')", ledger=str(tmp_path / "file" / "ledger"))
+
+
+def test_damaged_job_file_is_refused(start, tmp_path):
+    assert start("end('done')").exit == 0
+    path = tmp_path / "ledger" / "job.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(LedgerDamaged, match=r"job\.json"):
+        start("end('done')")
