@@ -313,6 +313,8 @@ class Ledger:
             present = Segment(error.args[0])
             if int(present.header["control"]) & CLOSED:
                 raise LedgerClosed(f"{present.path}: its epoch has ended") from None
+            if _made_beforehand(present):
+                return _Part(present, number)
             raise LedgerError(f"{present.path}: another process writes it already") from None
         _step("segment.claimed")
         return _Part(Segment(path), number)
@@ -330,3 +332,8 @@ class Ledger:
             raise LedgerClosed(f"{first.path}: its epoch has ended")
         self._parts.append(part)
         return part
+
+
+def _made_beforehand(segment: Segment) -> bool:
+    """Whether the agent claimed this segment for whoever acts as the rank, and nobody wrote yet."""
+    return int(segment.header["incarnation"]) == 0 and not int(segment.streams["state"][0])

@@ -184,6 +184,11 @@ def decode(directory, sealed: dict | None = None, *, file: str | None = None):
     segment = Segment(Path(directory) / (file or sealed["file"]), write=False)
     if sealed is None:
         return read_streams(segment)
+    return sealed_streams(segment, sealed)
+
+
+def sealed_streams(segment: Segment, sealed: dict) -> list[tuple[dict, np.ndarray]]:
+    """Streams of a segment up to their seals; LedgerDamaged if it does not fit them."""
     return [(stream, _sealed_runs(segment, stream)) for stream in sealed["streams"]]
 
 

@@ -1,0 +1,165 @@
+"""Offline proof, from the ledger files alone, of what was consumed how often."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import LedgerDamaged, LedgerError
+from . import layout, record, runs, seal
+from .segment import Segment
+
+_SEGMENT = re.compile(r"e(\d{6,})-r(\d{4,})-s(\d{3,})\.h5")
+_COUNTS = ("sent", "consumed", "dropped", "duplicates", "losses")
+
+
+class _Stream:
+    """What all epochs recorded of one (stream, source, dest)."""
+
+    def __init__(self):
+        self.sent, self.consumed, self.dropped = [], [], []
+        self.last: int | None = None
+
+    def add(self, described: dict, table: np.ndarray) -> None:
+        if described["kind"] == layout.SENT:
+            self.sent.append(runs.from_runs(table))
+            if described["last"] is not None:
+                self.last = max(described["last"], self.last or 0)
+            return
+        dropped = table[:, 2] == 1
+        self.consumed.append(runs.from_runs(table[~dropped]))
+        self.dropped.append(runs.from_runs(table[dropped]))
+
+    def row(self) -> dict:
+        """Counts of the contract; ``unsent`` are effects of numbers that nobody recorded."""
+        sent, consumed = runs.union(*self.sent), runs.union(*self.consumed)
+        dropped = runs.union(*self.dropped)
+        both = runs.size(consumed) - runs.minus(consumed, dropped)
+        events = sum(map(runs.size, self.consumed))
+        done = runs.union(consumed, dropped)
+        closed = self.last is not None
+        return {
+            "sent": runs.size(sent), "consumed": runs.size(consumed),
+            "dropped": runs.size(dropped),
+            "duplicates": events - runs.size(consumed) + both,
+            "losses": runs.minus(self._expected(sent), done) if closed else 0, "closed": closed,
+            "unsent": runs.minus(done, sent),
+        }
+
+    def _expected(self, sent: np.ndarray) -> np.ndarray:
+        """What was recorded as sent, and the last number even if its own record is missing."""
+        if not self.last:
+            return sent
+        return runs.union(sent, np.array([[self.last, self.last + 1]], np.int64))
+
+
+def audit(directory) -> dict:
+    """Check a ledger directory: every number that was sent, consumed exactly once.
+
+    Ledgers that a later epoch's record seals are read up to their seals, which the files must
+    fit; those of the last epoch are read as they are.
+
+    Returns
+    -------
+    dict
+        ``ok, epochs, sent, consumed, dropped, duplicates, losses, open, streams``. A stream with
+        several receivers has one row for each, with ``dest``; a row has ``unsent`` if receivers
+        consumed numbers that no sender recorded (not ok either).
+
+    Raises
+    ------
+    LedgerError
+        The directory holds no ledger, or a file is unreadable (LedgerDamaged names it).
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise LedgerError(f"{directory}: no such ledger directory")
+    streams: dict[tuple, _Stream] = {}
+    epochs, found = set(), _gather(directory)
+    for epoch, decoded in found:
+        epochs.add(epoch)
+        for described, table in decoded:
+            key = described["stream"], described["source"], described["dest"]
+            streams.setdefault(key, _Stream()).add(described, table)
+    if not epochs:
+        raise LedgerError(f"{directory}: holds no ledger")
+    return _report(streams, epochs | set(record.epochs(directory)))
+
+
+def _gather(directory: Path) -> list[tuple[int, list]]:
+    """``(epoch, decoded streams)`` of every segment that counts."""
+    job = record.read_job(directory)["job"] if (directory / "job.json").exists() else None
+    numbers = record.epochs(directory)
+    seals = _seals(directory, numbers, job)
+    gathered = []
+    for sealed in seals.values():
+        path = directory / sealed["file"]
+        if not path.exists():
+            raise LedgerDamaged(f"{path}: is missing, the record of a later epoch seals it")
+        epoch = int(_SEGMENT.fullmatch(sealed["file"])[1])
+        gathered.append((epoch, _decode(path, dict(sealed), job)))
+    for path in sorted(directory.glob("e*-s*.h5")):
+        name = _SEGMENT.fullmatch(path.name)
+        if name is None or path.name in seals or _is_void(path, name, numbers):
+            continue
+        gathered.append((int(name[1]), _decode(path, None, job)))
+    return gathered
+
+
+def _seals(directory: Path, numbers: list[int], job: str | None) -> dict[str, dict]:
+    seals: dict[str, dict] = {}
+    for epoch in numbers:
+        found = record.read_record(directory, epoch)
+        if job is not None and found.get("job", job) != job:
+            path = record.record_path(directory, epoch)
+            raise LedgerDamaged(f"{path}: belongs to job {found['job']}, not to {job}")
+        for sealed in found.get("seals", ()):
+            if _SEGMENT.fullmatch(sealed["file"]) is None:
+                raise LedgerDamaged(f"{directory}: epoch {epoch} seals {sealed['file']!r}, which "
+                                    "is not the name of a segment")
+            seals.setdefault(sealed["file"], sealed)
+    return seals
+
+
+def _is_void(path: Path, name: re.Match, numbers: list[int]) -> bool:
+    """Whether nothing in an unsealed segment counts: its epoch ended without it."""
+    epoch, rank, segment = (int(group) for group in name.groups())
+    if numbers and numbers[-1] > epoch:
+        return True
+    if segment == 0:
+        return False
+    first = path.with_name(layout.segment_name(epoch, rank, 0))
+    if not first.exists():
+        raise LedgerDamaged(f"{first}: is missing, {path.name} continues it")
+    control = int(Segment(first, write=False).header["control"]) & ~layout.CLOSED
+    return segment >= control
+
+
+def _decode(path: Path, sealed: dict | None, job: str | None) -> list:
+    segment = Segment(path, write=False)
+    if job is not None:
+        segment.check_job(job)
+    if sealed is None:
+        return seal.read_streams(segment)
+    return seal.sealed_streams(segment, sealed)
+
+
+def _report(streams: dict[tuple, _Stream], epochs: set) -> dict:
+    ends: dict[tuple, int] = {}
+    for stream, source, _ in streams:
+        ends[stream, source] = ends.get((stream, source), 0) + 1
+    rows = []
+    for (stream, source, dest), found in sorted(streams.items()):
+        row = {"stream": stream, "source": source}
+        if ends[stream, source] > 1:
+            row["dest"] = dest
+        row.update(found.row())
+        if not row["unsent"]:
+            del row["unsent"]
+        rows.append(row)
+    total = {name: sum(row[name] for row in rows) for name in _COUNTS}
+    opened = sum(not row["closed"] for row in rows)
+    bad = total["duplicates"] or total["losses"] or opened or any("unsent" in r for r in rows)
+    return {"ok": not bad, "epochs": len(epochs), **total, "open": opened, "streams": rows}
