@@ -44,7 +44,7 @@ class SendChannel(Protocol):
         """First seq in a frame that was sent and not overwritten since."""
 
     def rewrite(self, frame: int, array, epoch: int) -> None:
-        """Heal a frame from a pristine copy of its message or records."""
+        """Heal the frame asked for from a pristine copy of its message or records."""
 
     @property
     def frames_sent(self) -> int:

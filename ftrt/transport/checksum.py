@@ -22,7 +22,7 @@ _VECTOR = ir.VectorType(_I64, 8)
 _UNROLL = 4
 BLOCK = 64 * _UNROLL
 
-_MUTABLE = "uint8[::1]"
+_BYTES = types.Array(types.uint8, 1, "C")
 _READONLY = types.Array(types.uint8, 1, "C", readonly=True)
 _WORDS = types.Array(types.uint64, 1, "C")
 
@@ -42,8 +42,8 @@ def _splat(value: int) -> ir.Constant:
     return ir.Constant(_VECTOR, [ir.Constant(_I64, value)] * 8)
 
 
-def _add_block(builder, source, key, target):
-    """Emit one BLOCK: sum ``source``, and copy it past the caches if ``target`` is given."""
+def _add_block(builder, source, key, target=None, past_caches=False):
+    """Emit one BLOCK: sum ``source``, and copy it if a ``target`` is given."""
     lane = ir.Constant(_I64, 0)
     spread = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), key, lane)
     zero_mask = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
@@ -55,7 +55,8 @@ def _add_block(builder, source, key, target):
         pointer = builder.gep(source, [ir.Constant(_I64, 64 * part)])
         data = builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=1)
         if target is not None:
-            _store_past_caches(builder, data, builder.gep(target, [ir.Constant(_I64, 8 * part)]))
+            where = builder.gep(target, [ir.Constant(_I64, 8 * part)])
+            _store(builder, data, where, past_caches)
         mixed = builder.xor(data, builder.add(keys, offsets))
         low = builder.and_(mixed, _splat(0xFFFF_FFFF))
         product = builder.mul(low, builder.lshr(mixed, _splat(32)))
@@ -66,10 +67,13 @@ def _add_block(builder, source, key, target):
     return builder.call(cgutils.get_or_insert_function(builder.module, reduce_type, name), [total])
 
 
-def _store_past_caches(builder, data, target):
-    store = builder.store(data, builder.bitcast(target, _VECTOR.as_pointer()), align=64)
-    one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-    store.set_metadata("nontemporal", one)
+def _store(builder, data, target, past_caches):
+    """Store one vector; non-temporal stores need aligned memory."""
+    pointer = builder.bitcast(target, _VECTOR.as_pointer())
+    store = builder.store(data, pointer, align=64 if past_caches else 8)
+    if past_caches:
+        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        store.set_metadata("nontemporal", one)
 
 
 def _pointer(context, builder, array_type, array, index):
@@ -80,21 +84,26 @@ def _pointer(context, builder, array_type, array, index):
 def _sum_block(typingctx, source, index, key):
     def codegen(context, builder, signature, args):
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
-        return _add_block(builder, pointer, args[2], None)
+        return _add_block(builder, pointer, args[2])
 
     return types.uint64(source, types.intp, types.uint64), codegen
 
 
-@intrinsic
-def _stream_block(typingctx, target, target_index, source, index, key):
-    """Copy one BLOCK with non-temporal stores to 64-byte aligned words, and sum it."""
+def _copier(past_caches):
+    @intrinsic
+    def copy_block(typingctx, target, target_index, source, index, key):
+        def codegen(context, builder, signature, args):
+            where = _pointer(context, builder, signature.args[0], args[0], args[1])
+            pointer = _pointer(context, builder, signature.args[2], args[2], args[3])
+            return _add_block(builder, pointer, args[4], where, past_caches)
 
-    def codegen(context, builder, signature, args):
-        where = _pointer(context, builder, signature.args[0], args[0], args[1])
-        pointer = _pointer(context, builder, signature.args[2], args[2], args[3])
-        return _add_block(builder, pointer, args[4], where)
+        return types.uint64(target, types.intp, source, types.intp, types.uint64), codegen
 
-    return types.uint64(target, types.intp, source, types.intp, types.uint64), codegen
+    return copy_block
+
+
+_copy_block = _copier(past_caches=False)
+_stream_block = _copier(past_caches=True)
 
 
 @intrinsic
@@ -123,7 +132,7 @@ def term(word, key):
 
 @njit(
     [
-        types.uint64(types.Array(types.uint8, 1, "C"), types.intp, types.intp),
+        types.uint64(_BYTES, types.intp, types.intp),
         types.uint64(_READONLY, types.intp, types.intp),
     ],
     cache=True,
@@ -137,7 +146,7 @@ def _tail_word(source, start, stop):
 
 @njit(
     [
-        types.uint64(types.Array(types.uint8, 1, "C"), types.uint64),
+        types.uint64(_BYTES, types.uint64),
         types.uint64(_READONLY, types.uint64),
     ],
     cache=True,
@@ -165,9 +174,7 @@ def checksum(source, seed):
 
 @njit(
     [
-        types.uint64(
-            _WORDS, types.intp, types.Array(types.uint8, 1, "C"), types.uint64, types.boolean
-        ),
+        types.uint64(_WORDS, types.intp, _BYTES, types.uint64, types.boolean),
         types.uint64(_WORDS, types.intp, _READONLY, types.uint64, types.boolean),
     ],
     cache=True,
@@ -190,6 +197,10 @@ def copy_checksum(target, offset, source, seed, past_caches):
             key += step * types.uint64(BLOCK // 8)
             at += BLOCK
         fence()
+    while at + BLOCK <= size:
+        total += _copy_block(target, offset + (at >> 3), source, at, key)
+        key += step * types.uint64(BLOCK // 8)
+        at += BLOCK
     while at + 8 <= size:
         word = _load_word(source, at)
         target[offset + (at >> 3)] = word

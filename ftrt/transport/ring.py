@@ -169,8 +169,26 @@ class SendRing:
         """Number of messages in a frame that was sent and not overwritten since."""
         return self._record(frame).count
 
+    def is_batch(self, frame: int) -> bool:
+        """Whether a frame that was sent carries records rather than one message."""
+        return bool(self._record(frame).flags & BATCH)
+
+    @property
+    def oldest_seq_held(self) -> int:
+        """First seq of the oldest frame not given back; one past the last seq if there is none."""
+        frame = self.frames_released + 1
+        if frame <= self._sent:
+            return self._record(frame).seq
+        if not self._history:
+            return 1
+        return self._history[-1].seq + self._history[-1].count
+
     def rewrite(self, frame: int, array, epoch: int) -> None:
         """Heal a frame: ``array`` is a pristine copy of its whole message, or of its records."""
+        if self.nacked() != frame:
+            raise UsageError(f"frame {frame} was not asked for again: its reader may be using it")
+        if atomics.load(self._words, layout.W_SEALED):
+            raise RingRetired(f"{self.path}: the sender's end was sealed")
         sent = self._record(frame)
         array = meta.as_array(array)
         if sent.flags & FRAGMENT:
@@ -241,8 +259,8 @@ class RecvRing:
         self._generation = generation
         self._next = next_frame
         self._next_seq = 0
+        self._asked = ring[layout.W_NACK]
         self._partial: np.ndarray | None = None
-        self._complete = next_frame - 1
         self.path = ring.path
         self.min_epoch = ring[layout.W_EPOCH]
         self.source = ring[layout.W_SOURCE]
@@ -280,6 +298,11 @@ class RecvRing:
 
         A damaged frame is counted and asked for again; nothing passes it until it is healed.
         """
+        if self._asked:
+            # Until the sender is done with it, even a sound frame may be rewritten under the reader.
+            self._asked = self._map[layout.W_NACK]
+            if self._asked == self._next:
+                return None
         while True:
             at = _PAGE_WORDS + ((self._next - 1) % self._slots) * self._stride
             verdict = verify(
@@ -348,12 +371,11 @@ class RecvRing:
         if verdict == _EMPTY or published + self._slots == self._next:
             self.counters["empty"] += 1  # nothing yet, or the frame of the lap before
             return
-        if published > self._next and published <= FRAME_MASK and self._overrun():
+        if published > self._next and self._overrun():
             raise InvariantBroken(f"{self.path}: frame {self._next} was overwritten unread")
-        if self._map[layout.W_NACK] == self._next:
-            return
-        self.counters["stale" if verdict == _STALE else "torn"] += 1
+        self._asked = self._next
         if self._map.swap(layout.W_NACK, 0, self._next) == 0:
+            self.counters["stale" if verdict == _STALE else "torn"] += 1
             self.counters["nacks"] += 1
 
     def _overrun(self) -> bool:

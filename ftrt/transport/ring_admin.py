@@ -1,4 +1,4 @@
-"""What the agent does to a ring whose ends are dead or no longer count. It needs neither of them."""
+"""What the agent does to a ring whose ends are dead or fenced off. It needs neither of them."""
 
 from __future__ import annotations
 
