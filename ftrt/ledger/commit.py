@@ -40,6 +40,8 @@ def append(whole, cursor, seq, count, dropped):
         return SHUT
     words = np.int64((head >> np.uint64(24)) & np.uint64(0xFFFFFFFF))
     run = np.int64(head & np.uint64(MAX_RUN))
+    if seq < 0 or count < 1 or count > MAX_RUN:
+        return RANGE
     if seq == cursor[NEXT] and dropped == cursor[DROPPED] and run + count <= MAX_RUN:
         run += count
     else:
@@ -77,7 +79,7 @@ def append_batch(whole, cursor, seqs):
         return RANGE
     for i in range(seqs.size):
         seq = np.int64(seqs[i])
-        if seq == following and run < MAX_RUN:
+        if seq == following and seq >= 0 and run < MAX_RUN:
             run += 1
         else:
             if seq < base or seq - base >= SEQ_SPAN:

@@ -22,13 +22,14 @@ KINDS = (CONSUMED, SENT)
 CLOSED = 1 << 63
 MAX_RUN = (1 << 24) - 1
 SEQ_SPAN = 1 << 32
+SEQ_LIMIT = 1 << 54
 ROOT_STEM = "e{epoch:06d}-r{rank:04d}"
 SEGMENT_NAME = ROOT_STEM + "-s{segment:03d}.h5"
 
 HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u8"), ("job", "u1", 16), ("attempt", "<i8"), ("epoch", "<i8"),
     ("rank", "<i8"), ("segment", "<i8"), ("incarnation", "<i8"), ("boot", "u1", 16),
-    ("check", "<u8"), ("control", "<u8"), ("reserved", "<u8"),
+    ("check", "<u8"), ("control", "<u8"), ("owned", "<u8"),
 ])
 STREAM = np.dtype([
     ("state", "<u8"), ("kind", "<u8"), ("name", "S64"), ("source", "<i8"), ("dest", "<i8"),

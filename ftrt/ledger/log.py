@@ -157,7 +157,7 @@ class StreamLog:
 
     def _append_slowly(self, status: int, seq: int, count: int, dropped: bool) -> None:
         seq, count = int(seq), int(count)
-        if seq < 0 or not 0 < count <= layout.MAX_RUN:
+        if not 0 <= seq < layout.SEQ_LIMIT or not 0 < count <= layout.MAX_RUN:
             raise UsageError(f"stream {self.name!r}: cannot record {count} events from {seq}")
         while status:
             if status == commit.SHUT:
@@ -186,6 +186,8 @@ class StreamLog:
         """Make room in this segment for a batch that wants ``status`` words."""
         cursor = self._cursor
         if status == commit.RANGE:
+            if first >= layout.SEQ_LIMIT:
+                raise UsageError(f"stream {self.name!r}: cannot record number {first}")
             if cursor[commit.BASE] < 0:
                 self._set_base(first)
                 return True
@@ -313,11 +315,11 @@ class Ledger:
             present = Segment(error.args[0])
             if int(present.header["control"]) & CLOSED:
                 raise LedgerClosed(f"{present.path}: its epoch has ended") from None
-            if _made_beforehand(present):
-                return _Part(present, number)
-            raise LedgerError(f"{present.path}: another process writes it already") from None
+            if int(present.header["incarnation"]) != 0:
+                raise LedgerError(f"{present.path}: another process writes it already") from None
+            path = present.path
         _step("segment.claimed")
-        return _Part(Segment(path), number)
+        return _Part(_own(Segment(path)), number)
 
     def _part_after(self, number: int) -> _Part:
         """First part behind ``number`` that has a free page and table entry."""
@@ -334,6 +336,8 @@ class Ledger:
         return part
 
 
-def _made_beforehand(segment: Segment) -> bool:
-    """Whether the agent claimed this segment for whoever acts as the rank, and nobody wrote yet."""
-    return int(segment.header["incarnation"]) == 0 and not int(segment.streams["state"][0])
+def _own(segment: Segment) -> Segment:
+    """Become the one writer of a segment, which may have been claimed for us (incarnation 0)."""
+    if int(atomics.swap_if(segment.whole, segment.at_control + 1, 0, 1)) != 0:
+        raise LedgerError(f"{segment.path}: another process writes it already")
+    return segment

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import LedgerDamaged
+from ..errors import LedgerDamaged, LedgerError
 from . import layout
 
 
@@ -22,7 +22,7 @@ def map_file(path, magic: bytes, *, write: bool = True):
         The shared map and the structured record of the user block.
     """
     path = Path(path)
-    with open(path, "r+b" if write else "rb") as file:
+    with _open(path, write) as file:
         size = os.fstat(file.fileno()).st_size
         if size < layout.USERBLOCK:
             raise LedgerDamaged(f"{path}: truncated to {size} bytes")
@@ -31,6 +31,15 @@ def map_file(path, magic: bytes, *, write: bool = True):
     user = np.frombuffer(view, layout.USER, 1)[0]
     check_user(path, user, size, magic)
     return view, user
+
+
+def _open(path: Path, write: bool):
+    try:
+        return open(path, "r+b" if write else "rb")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
 def check_user(path: Path, user, size: int, magic: bytes) -> None:

@@ -1,0 +1,56 @@
+"""A ledger directory for tests, and children that die where they are told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+
+from ftrt.ledger import log, record
+from ftrt.ledger.pool import LedgerPool
+
+JOB = str(uuid.UUID(int=7))
+
+
+def make_directory(path, pages: int = 4) -> LedgerPool:
+    record.create_job(path, {"job": JOB})
+    return LedgerPool(path, pages)
+
+
+def open_ledger(pool: LedgerPool, epoch: int = 1, rank: int = 0, job: str = JOB) -> log.Ledger:
+    return log.Ledger.open(pool, job=job, attempt=1, epoch=epoch, rank=rank, incarnation=1)
+
+
+def start_child(work, timeout_s: float = 20.0) -> int:
+    """Run ``work()`` in a forked child; its process id."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(timeout_s))
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def run_child(work) -> int:
+    """Run ``work()`` in a child to its end; its wait status."""
+    return os.waitpid(start_child(work), 0)[1]
+
+
+class DieAt:
+    """Stands for a module's ``_step``: kills the process at its ``number``-th call."""
+
+    def __init__(self, number: int):
+        self.left = number
+
+    def __call__(self, name: str) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
