@@ -35,7 +35,7 @@ BARS = "▁▂▃▄▅▆▇█"
 class Options:
     """What the command line chose."""
 
-    iterations: int = 120
+    iterations: int = 150
     episodes: int = 4
     hidden: int = 16
     lr: float = 0.02
@@ -200,7 +200,9 @@ class Learner:
         weights, first, second = self.policy
         first += 0.1 * (gradient - first)
         second += 0.01 * (gradient**2 - second)
-        size = self.options.lr * np.sqrt(1 - 0.99 ** (done + 1)) / (1 - 0.9 ** (done + 1))
+        # The rate falls towards the end, so that the last iterations do not undo what was learnt.
+        size = self.options.lr * (1 - 0.9 * done / self.options.iterations)
+        size *= np.sqrt(1 - 0.99 ** (done + 1)) / (1 - 0.9 ** (done + 1))
         weights += size * first / (np.sqrt(second) + 1e-8)
         self.curve[int(done)] = steps / episodes
         self.partial[:] = 0

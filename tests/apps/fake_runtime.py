@@ -51,11 +51,15 @@ class Cluster:
         if any(thread.is_alive() for thread in threads):
             raise TimeoutError("a rank did not end")
 
+    def runtime(self, rank, role="INITIAL"):
+        """Return what `ftrt.init` gives to one rank."""
+        return Runtime(self, rank, role)
+
     def _live(self, function, rank):
         role = "INITIAL"
         while True:
             try:
-                return function(Runtime(self, rank, role))
+                return function(self.runtime(rank, role))
             except Killed:
                 self.deaths += 1
                 role = "RECOVERED"

@@ -1,11 +1,13 @@
 """The rollout app: the same bits whoever dies, and it learns."""
 
 import random
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import rollout
+from click.testing import CliRunner
 from fake_runtime import Cluster
 
 from ftrt.oracle import check_effects
@@ -91,7 +93,7 @@ def test_a_state_of_a_larger_run_is_refused():
 
 
 def test_it_learns():
-    options = replace(SMALL, iterations=60, hidden=16, episodes=4)
+    options = replace(SMALL, iterations=80, hidden=16, episodes=4, lr=0.03)
     learner, players = rollout.Learner(options), [rollout.Player(w, options) for w in (1, 2, 3)]
     for iteration in range(1, options.iterations + 1):
         for player in players:
@@ -101,3 +103,36 @@ def test_it_learns():
                 last = player is players[-1] and extra == options.episodes - 1
                 learner.add(player.make(seq), last)
     assert learner.curve[-5:].mean() >= 400
+
+
+def test_the_command_plays_the_part_of_its_rank(capsys, monkeypatch):
+    arguments = ["--iterations", "10", "--episodes", "1", "--hidden", "4", "--seed", "2"]
+    local = threading.local()
+    monkeypatch.setattr(rollout.ftrt, "init", lambda: local.rt, raising=False)
+
+    def command(rt):
+        local.rt = rt
+        rollout.main(arguments, standalone_mode=False)
+
+    Cluster(2).run(command)
+    row, curve, mean, last = capsys.readouterr().out.splitlines()
+    assert row.startswith("iteration   10  mean return")
+    assert len(curve) == 10 and set(curve) <= set(rollout.BARS)
+    assert mean.startswith("mean return of the last five iterations")
+    assert last.startswith("digest ")
+
+
+def test_the_seed_comes_from_the_environment(monkeypatch):
+    seen = []
+    monkeypatch.setattr(rollout.ftrt, "init", lambda: Cluster(2).runtime(1), raising=False)
+    monkeypatch.setattr(rollout, "work", lambda rt, options: seen.append(options.seed))
+    monkeypatch.setenv("FTRT_SEED", "7")
+    rollout.main([], standalone_mode=False)
+    rollout.main(["--seed", "3"], standalone_mode=False)
+    assert seen == [7, 3]
+
+
+def test_one_rank_alone_is_refused(monkeypatch):
+    monkeypatch.setattr(rollout.ftrt, "init", lambda: Cluster(1).runtime(0), raising=False)
+    result = CliRunner().invoke(rollout.main, [])
+    assert result.exit_code == 2 and "needs a worker" in result.output
