@@ -1,0 +1,364 @@
+"""Uniform agreement of several hosts' agents on one vector of marks, one instance an epoch.
+
+Each agent has closed its ledgers before it begins, so what it contributes is final, and
+contributions only ever accumulate. They go up a binary tree over the agents believed alive, whose
+root, the lowest of them, is the coordinator. It tries to create the exclusive record. Whoever
+learns that a record exists adopts that one, whatever it proposed itself, and passes it on to its
+neighbours in the tree.
+
+Safety rests on the exclusive record alone: two coordinators may try, one wins. Termination needs
+views of who is alive that become right in the end, and channels between the living that lose
+nothing for good (`Tick` sends again). This is the arbiter scheme of shared-storage consensus: the
+record plays the part of a write-once register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from ftrt.agree.epoch import EpochId
+from ftrt.agree.marks import Key, StreamMarks, merged
+from ftrt.errors import InvariantBroken
+
+Contributions = dict[int, dict[Key, StreamMarks]]
+
+
+class Phase(Enum):
+    """Where an agent stands in one agreement."""
+
+    GATHERING = "gathering"
+    RECORDING = "recording"
+    ADOPTED = "adopted"
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True)
+class AgreedRecord:
+    """What is agreed on: `members` act in `epoch`, `marks` are theirs merged."""
+
+    epoch: EpochId
+    coordinator: int
+    members: tuple[int, ...]
+    marks: dict[Key, StreamMarks] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Begin, or send again what may have been lost."""
+
+
+@dataclass(frozen=True)
+class Died:
+    """The detector holds `agent` for dead; it may be wrong for a while."""
+
+    agent: int
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """The detector was wrong about `agent`."""
+
+    agent: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A message up the tree: all contributions that `sender` has."""
+
+    sender: int
+    have: Contributions
+
+
+@dataclass(frozen=True)
+class Announce:
+    """A message to the tree's neighbours: this record exists."""
+
+    sender: int
+    record: AgreedRecord
+
+
+@dataclass(frozen=True)
+class RecordCreated:
+    """Our TryRecord won."""
+
+    record: AgreedRecord
+
+
+@dataclass(frozen=True)
+class RecordFound:
+    """A record exists that is not ours."""
+
+    record: AgreedRecord
+
+
+@dataclass(frozen=True)
+class Send:
+    """Deliver `message` to an agent. Order: an Announce only after its record exists."""
+
+    to: int
+    message: Report | Announce
+
+
+@dataclass(frozen=True)
+class TryRecord:
+    """Create the record exclusively; answer RecordCreated, or RecordFound with what exists.
+
+    Order: after the ledgers of all contributors are closed.
+    """
+
+    record: AgreedRecord
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Go on in the epoch of this record. Order: only after it exists; once per agreement."""
+
+    record: AgreedRecord
+
+
+@dataclass(frozen=True)
+class Fence:
+    """The record exists without this agent: nobody of its host may act any more."""
+
+    record: AgreedRecord
+
+
+Event = Tick | Died | Cleared | Report | Announce | RecordCreated | RecordFound
+EVENTS: tuple[type, ...] = Event.__args__
+Effect = Send | TryRecord | Adopt | Fence
+
+
+@dataclass(frozen=True)
+class View:
+    """All that one agent knows. `told` is the parent and the contributors of the last Report."""
+
+    phase: Phase
+    me: int
+    agents: tuple[int, ...]
+    epoch: EpochId
+    have: Contributions
+    dead: frozenset[int] = frozenset()
+    told: tuple[int, frozenset[int]] | None = None
+    record: AgreedRecord | None = None
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Agents believed alive, sorted; oneself always."""
+        return tuple(a for a in self.agents if a == self.me or a not in self.dead)
+
+    @property
+    def parent(self) -> int | None:
+        """The next agent up the tree, None for the coordinator."""
+        at = self.live.index(self.me)
+        return self.live[(at - 1) // 2] if at else None
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Parent and children in the tree."""
+        at = self.live.index(self.me)
+        children = self.live[2 * at + 1 : 2 * at + 3]
+        return children if self.parent is None else (self.parent, *children)
+
+    def subtree(self) -> set[int]:
+        """Return the agents below and including oneself."""
+        found: set[int] = set()
+        level = [self.live.index(self.me)]
+        while level:
+            found.update(self.live[at] for at in level)
+            below = (child for at in level for child in (2 * at + 1, 2 * at + 2))
+            level = [child for child in below if child < len(self.live)]
+        return found
+
+
+Step = tuple[View, tuple[Effect, ...]]
+
+
+class Agreement:
+    """One agent's part in making the epoch `epoch`; messages of other epochs are not for it.
+
+    Parameters
+    ----------
+    me : int
+    agents : iterable of int
+        All agents of the parent epoch.
+    epoch : EpochId
+        The epoch to be made.
+    marks : mapping of (stream, source, dest) to StreamMarks
+        Read from this host's closed ledgers.
+    dead : iterable of int
+        Agents that are held for dead already.
+    """
+
+    def __init__(
+        self,
+        me: int,
+        agents: Iterable[int],
+        epoch: EpochId,
+        marks: Mapping[Key, StreamMarks],
+        dead: Iterable[int] = (),
+    ) -> None:
+        everybody = tuple(sorted(agents))
+        if me not in everybody:
+            raise InvariantBroken(f"agent {me} is not one of {everybody}")
+        have = {me: dict(marks)}
+        self.now = View(Phase.GATHERING, me, everybody, epoch, have, frozenset(dead))
+
+    @property
+    def phase(self) -> Phase:
+        """Where this agent stands."""
+        return self.now.phase
+
+    @property
+    def record(self) -> AgreedRecord | None:
+        """The record that exists, once this agent knows of it."""
+        return self.now.record if self.phase in (Phase.ADOPTED, Phase.FENCED) else None
+
+    def handle(self, event: Event) -> tuple[Effect, ...]:
+        """Take one event; return what to do, in order.
+
+        Raises
+        ------
+        InvariantBroken
+            The event cannot come in this phase; nothing is changed.
+        """
+        row = TRANSITIONS.get((self.phase, type(event)))
+        if row is None:
+            raise InvariantBroken(
+                f"{type(event).__name__} came to agent {self.now.me} in phase {self.phase.name}"
+            )
+        handler, allowed = row
+        after, effects = handler(self.now, event)
+        if after.phase not in allowed:
+            raise InvariantBroken(f"{type(event).__name__} led to {after.phase.name}")
+        self.now = after
+        return effects
+
+
+def advance(now: View) -> Step:
+    """Send up, or try to record, as soon as the subtree is complete."""
+    if not now.subtree() <= now.have.keys():
+        return now, ()
+    if now.parent is None:
+        members = tuple(a for a in now.live if a in now.have)
+        record = AgreedRecord(now.epoch, now.me, members, merged(*now.have.values()))
+        return replace(now, phase=Phase.RECORDING, record=record), (TryRecord(record),)
+    told = (now.parent, frozenset(now.have))
+    if told == now.told:
+        return now, ()
+    return replace(now, told=told), (Send(now.parent, Report(now.me, now.have)),)
+
+
+def again(now: View, event: Tick) -> Step:
+    """Begin or repeat the gathering."""
+    return advance(replace(now, told=None))
+
+
+def regather(now: View, event: Died | Cleared) -> Step:
+    """The tree is another one: what was sent to the old parent goes to the new one."""
+    return advance(_look(now, event))
+
+
+def look(now: View, event: Died | Cleared) -> Step:
+    """Only remember who is alive: the attempt to record is under way."""
+    return _look(now, event), ()
+
+
+def collect(now: View, event: Report) -> Step:
+    """Take contributions in and see whether they are all."""
+    return advance(_collected(now, event))
+
+
+def keep(now: View, event: Report) -> Step:
+    """Take contributions in; too late for the record under way."""
+    return _collected(now, event), ()
+
+
+def adopt(now: View, event: Announce | RecordCreated | RecordFound) -> Step:
+    """A record exists: take it, whoever made it, and pass it on."""
+    record = event.record
+    if record.epoch.counter != now.epoch.counter or record.epoch.job != now.epoch.job:
+        raise InvariantBroken(f"the record of epoch {record.epoch} came instead of {now.epoch}")
+    if isinstance(event, RecordCreated) and record != now.record:
+        raise InvariantBroken(f"agent {now.me} created a record that it did not ask for")
+    inside = now.me in record.members and record.epoch == now.epoch
+    phase = Phase.ADOPTED if inside else Phase.FENCED
+    after = replace(now, phase=phase, record=record)
+    first: Effect = Adopt(record) if inside else Fence(record)
+    return after, (first, *_spread(after))
+
+
+def confirm(now: View, event: Announce | RecordCreated | RecordFound) -> Step:
+    """Hear of the record again: there is only one."""
+    if event.record != now.record:
+        raise InvariantBroken(f"two records of epoch {now.epoch} exist")
+    return now, ()
+
+
+def answer(now: View, event: Report) -> Step:
+    """Tell who is still gathering that it is decided."""
+    if now.record is None:
+        raise InvariantBroken("an agent adopted nothing")
+    return now, (Send(event.sender, Announce(now.me, now.record)),)
+
+
+def respread(now: View, event: Died | Cleared) -> Step:
+    """The tree is another one: its new neighbours may not have heard."""
+    after = _look(now, event)
+    return after, _spread(after)
+
+
+def remind(now: View, event: Tick) -> Step:
+    """Say it again."""
+    return now, _spread(now)
+
+
+def _look(now: View, event: Died | Cleared) -> View:
+    if event.agent not in now.agents:
+        raise InvariantBroken(f"agent {event.agent} is not one of {now.agents}")
+    one = frozenset({event.agent})
+    return replace(now, dead=now.dead | one if isinstance(event, Died) else now.dead - one)
+
+
+def _collected(now: View, event: Report) -> View:
+    return replace(now, have={**event.have, **now.have})
+
+
+def _spread(now: View) -> tuple[Effect, ...]:
+    if now.record is None:
+        raise InvariantBroken("an agent adopted nothing")
+    message = Announce(now.me, now.record)
+    return tuple(Send(agent, message) for agent in now.neighbours)
+
+
+G, W, A, F = Phase.GATHERING, Phase.RECORDING, Phase.ADOPTED, Phase.FENCED
+Row = tuple[Callable[[View, Any], Step], tuple[Phase, ...]]
+
+# (phase, event) -> (handler, phases it may lead to); what is not here is illegal.
+TRANSITIONS: dict[tuple[Phase, type], Row] = {
+    (G, Tick): (again, (G, W)),
+    (G, Died): (regather, (G, W)),
+    (G, Cleared): (regather, (G, W)),
+    (G, Report): (collect, (G, W)),
+    (G, Announce): (adopt, (A, F)),
+    (G, RecordFound): (adopt, (A, F)),
+    (W, Tick): (lambda now, event: (now, ()), (W,)),
+    (W, Died): (look, (W,)),
+    (W, Cleared): (look, (W,)),
+    (W, Report): (keep, (W,)),
+    (W, Announce): (adopt, (A, F)),
+    (W, RecordCreated): (adopt, (A, F)),
+    (W, RecordFound): (adopt, (A, F)),
+}
+for _phase in (A, F):
+    TRANSITIONS |= {
+        (_phase, Tick): (remind, (_phase,)),
+        (_phase, Died): (respread, (_phase,)),
+        (_phase, Cleared): (respread, (_phase,)),
+        (_phase, Report): (answer, (_phase,)),
+        (_phase, Announce): (confirm, (_phase,)),
+        (_phase, RecordCreated): (confirm, (_phase,)),
+        (_phase, RecordFound): (confirm, (_phase,)),
+    }
