@@ -120,8 +120,8 @@ class Attempt:
             self._wait(process, GRACE_S)
         finally:
             self._tear_down(process)
-        self._show_events()
-        return verdict if verdict.kind != "running" else self._judge(ended=True)
+        self._show_events()  # and the output was read to its end
+        return verdict if stop.signum else self._judge(ended=True)
 
     def _follow(self, process: subprocess.Popen[str], stop: Stop) -> Verdict:
         """Return once the attempt is decided, told to stop, or without an mpirun."""
@@ -139,10 +139,10 @@ class Attempt:
     def _judge(self, ended: bool) -> Verdict:
         self.records = read_ranks(self._directory, self._ranks)
         verdict = judge(self.records, self._ranks, ended)
-        raised_early = ended and not self.records and self.output.tracebacks
+        raised_early = ended and not self.records and self.output.tracebacks.shown
         if verdict.kind == "failed" and raised_early:
-            # It raised before ftrt.init, so that no rank could record it.
-            return Verdict("error", "the program raised before ftrt.init", raised_early[0])
+            reason = "the program raised before it had joined the job"
+            return Verdict("error", reason, raised_early[0])
         return verdict
 
     def _show_events(self) -> None:

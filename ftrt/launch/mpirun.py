@@ -75,6 +75,7 @@ def command(mpirun: str, processes: int, program: str, args: Sequence[str]) -> l
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     # han and cuda collectives crash under revoke, and ob1 is the only layer fully adapted to ULFM.
     options = ["--with-ft", "ulfm", "--mca", "coll", "^han,cuda", "--mca", "pml", "ob1"]
+    options += ["--output", "tag"]  # tells whose line it is; the tags are taken off again
     placement = ["--oversubscribe", "--bind-to", "none", "-n", str(processes)]
     path = str(Path(program).resolve())
     start = [sys.executable, "-u", path] if program.endswith(".py") else [path]

@@ -1,4 +1,4 @@
-"""What the job prints: passed on line by line, tracebacks once, the last digest remembered."""
+"""What the job prints: passed on line by line, a traceback once, the last digest remembered."""
 
 from __future__ import annotations
 
@@ -7,8 +7,103 @@ import threading
 from collections.abc import Callable
 from typing import IO
 
+#: What ``mpirun --output tag`` puts before the output of a process.
+_TAG = re.compile(r"\[[^\[\],]+,(\d+)\]<std(?:out|err)>: ?")
 _DIGEST = re.compile(r"digest ([0-9a-fA-F]+)\s*")
 _TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+
+#: Stands for mpirun itself, whose lines have no tag.
+MPIRUN = -1
+
+
+class Lines:
+    """Puts the tagged pieces of several processes' output together to lines again."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, str] = {}
+
+    def feed(self, text: str) -> list[tuple[int, str]]:
+        """Return the (process, line) pairs that ``text``, one line of the pipe, completes."""
+        pieces = _TAG.split(text.rstrip("\n"))
+        processes = [MPIRUN, *map(int, pieces[1::2])]
+        parts = list(zip(processes, pieces[::2], strict=True))
+        if len(parts) > 1 and not parts[0][1]:
+            del parts[0]
+        for process, part in parts:
+            self._open[process] = self._open.get(process, "") + part
+        # A process that wrote half a line is cut off by the next one's tag: only the last is whole.
+        last = parts[-1][0]
+        return [(last, self._open.pop(last))]
+
+    def rest(self) -> list[tuple[int, str]]:
+        """Return what never got its end of line."""
+        left = [(process, text) for process, text in self._open.items() if text]
+        self._open.clear()
+        return left
+
+
+class Tracebacks:
+    """Lets a traceback through once, however many processes print it.
+
+    Parameters
+    ----------
+    show : callable
+        Called with each line that is to be seen.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.shown: list[str] = []
+        self._show = show
+        self._blocks: dict[int, list[str]] = {}
+
+    def feed(self, process: int, text: str) -> None:
+        """Take one line of the stderr of ``process``."""
+        block = self._blocks.get(process)
+        if block is None:
+            if text == _TRACEBACK:
+                self._blocks[process] = [text]
+            else:
+                self._show(text)
+        elif self._belongs(block, text):
+            block.append(text)
+        else:
+            self._flush(process)
+            self.feed(process, text)
+
+    def finish(self) -> None:
+        """Show what was held back."""
+        for process in list(self._blocks):
+            self._flush(process)
+
+    def was_shown(self, traceback: str) -> bool:
+        """Was one with the same last line shown?"""
+        last = _last_line(traceback)
+        return any(_last_line(shown) == last for shown in self.shown)
+
+    @staticmethod
+    def _belongs(block: list[str], text: str) -> bool:
+        """A block is: header, indented lines, message; it may be chained to another one."""
+        if text == "" or text.startswith(" ") or text in _CHAINED:
+            return True
+        if text == _TRACEBACK:
+            return any(line in _CHAINED for line in block[-2:])
+        return block[-1].startswith(" ")
+
+    def _flush(self, process: int) -> None:
+        block = self._blocks.pop(process)
+        text = "\n".join(block).rstrip()
+        if not self.was_shown(text):
+            self.shown.append(text)
+            for line in text.splitlines():
+                self._show(line)
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2]
 
 
 class Output:
@@ -22,9 +117,8 @@ class Output:
 
     def __init__(self, on_out: Callable[[str], None], on_err: Callable[[str], None]) -> None:
         self.digest: str | None = None
-        self.tracebacks: list[str] = []
+        self.tracebacks = Tracebacks(on_err)
         self._on_out = on_out
-        self._on_err = on_err
         self._threads: list[threading.Thread] = []
 
     def follow(self, stdout: IO[str], stderr: IO[str]) -> None:
@@ -40,34 +134,22 @@ class Output:
             thread.join(timeout_s)
 
     def _read_out(self, pipe: IO[str]) -> None:
-        for line in pipe:
-            if match := _DIGEST.fullmatch(line):
-                self.digest = match[1]
-            self._on_out(line.rstrip("\n"))
+        _each_line(pipe, self._take_out)
+
+    def _take_out(self, process: int, text: str) -> None:
+        if match := _DIGEST.fullmatch(text):
+            self.digest = match[1]
+        self._on_out(text)
 
     def _read_err(self, pipe: IO[str]) -> None:
-        block: list[str] = []
-        for line in pipe:
-            text = line.rstrip("\n")
-            if block or text == _TRACEBACK:
-                block.append(text)
-                if len(block) > 1 and not text.startswith(" "):
-                    self._traceback(block)
-                    block = []
-            else:
-                self._on_err(text)
-        if block:
-            self._traceback(block)
+        _each_line(pipe, self.tracebacks.feed)
+        self.tracebacks.finish()
 
-    def _traceback(self, block: list[str]) -> None:
-        """All ranks usually fail alike; the first one that says so is enough."""
-        if self.shown(block[-1]):
-            return
-        self.tracebacks.append("\n".join(block))
-        for line in block:
-            self._on_err(line)
 
-    def shown(self, text: str) -> bool:
-        """Was a traceback with the same last line printed already?"""
-        last = text.rstrip().rpartition("\n")[2]
-        return any(known.rpartition("\n")[2] == last for known in self.tracebacks)
+def _each_line(pipe: IO[str], take: Callable[[int, str], None]) -> None:
+    lines = Lines()
+    for text in pipe:
+        for process, line in lines.feed(text):
+            take(process, line)
+    for process, line in lines.rest():
+        take(process, line)

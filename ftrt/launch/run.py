@@ -143,7 +143,7 @@ class _Job:
         self.report.attempts = number
         self.report.digest = attempt.output.digest or self.report.digest
         self.report.ranks = [record for _, record in sorted(attempt.records.items())]
-        if verdict.traceback and not attempt.output.shown(verdict.traceback):
+        if verdict.traceback and not attempt.output.tracebacks.was_shown(verdict.traceback):
             self._screen.err(verdict.traceback.rstrip())
         return verdict
 
