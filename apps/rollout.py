@@ -27,7 +27,7 @@ from ftrt.oracle import Effects  # noqa: E402
 LEARNER = 0
 MAX_STEPS = 500  # where CartPole-v1 ends an episode
 DISCOUNT = 0.99
-EPISODE_FIELDS = 6  # four observations, the action, the reward
+SLOT_BYTES = 16 * 1024  # the longest episode has 500 steps of 6 float32: 12,000 bytes
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -295,7 +295,7 @@ def work(rt, options):
             "rollouts",
             to=LEARNER,
             replay=player.make,
-            slot_bytes=4 * EPISODE_FIELDS * MAX_STEPS,
+            slot_bytes=SLOT_BYTES,
             window=2 * options.episodes,
         ) as out,
     ):

@@ -98,7 +98,9 @@ def send(rt, targets, options):
     def replay(seq):
         return make(seq, rt.rank, options)
 
-    with rt.sender(STREAM, to=targets, replay=replay, slot_bytes=max(options.size, 64)) as out:
+    # Small messages of a batch share a slot.
+    slot_bytes = max(64, options.size, min(options.size * options.batch, 64 * 1024))
+    with rt.sender(STREAM, to=targets, replay=replay, slot_bytes=slot_bytes) as out:
         while out.next_seq <= options.messages:
             seq = out.next_seq
             count = min(options.batch, options.messages + 1 - seq)
