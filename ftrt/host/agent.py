@@ -1,0 +1,336 @@
+"""The agent of a host: detects deaths, closes ledgers, creates epochs, promotes spares.
+
+It is a process of its own, so that neither the GIL of a rank nor what a rank is busy with delays a
+recovery. What it decides comes from :class:`ftrt.agree.recovery.Recovery`; this module turns what
+happens into that core's events and carries out its effects, in the order in which they come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+
+from ftrt.agree import effects as fx
+from ftrt.agree import events as ev
+from ftrt.agree.epoch import EpochId, Membership
+from ftrt.agree.marks import StreamMarks
+from ftrt.agree.recovery import Recovery
+from ftrt.errors import FtrtError, LedgerError
+from ftrt.host import evidence, libc
+from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory
+from ftrt.host.health import Health
+from ftrt.host.inject import Schedule
+from ftrt.host.watch import Watch
+from ftrt.ledger.record import create_record, latest_epoch, read_record
+from ftrt.runtime.config import Config, environment_config
+from ftrt.runtime.events import EventLog
+
+_TICK_MS = 5
+_GRACE_S = 5.0
+
+
+class Agent:
+    """One attempt of one job on this host."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.directory = job_directory(config.job, config.attempt)
+        self.directory.mkdir(mode=0o700)
+        self.events = EventLog(config.ledger / "run", config.attempt)
+        self.ledgers = evidence.Ledgers(config)
+        self.record: dict = {}
+        self._seals: dict[int, list[dict]] = {}
+        self._delivered: dict[tuple[str, int, int], int] = {}
+        self._times: dict[str, float] = {}
+        self._detected: dict = {}
+        self._events: deque[ev.Event] = deque()
+        self.over = False
+
+    # -- start -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the board, wait for all processes, enter the first epoch of this attempt."""
+        config = self.config
+        last = latest_epoch(config.ledger)
+        self.ledgers.discard_after(last or 0)
+        self.ledgers.prepare((last or 0) + 1)
+        self.board = Board.create(self.directory / "board", config.processes, config.ranks)
+        self.board.set_header(Word.AGENT_PID, os.getpid())
+        with open(config.run_directory / "pids", "a") as pids:
+            pids.write(f"{os.getpid()} {libc.process_start_ticks(os.getpid())}\n")
+        self._await_registration()
+        self.watch = Watch(self.board)
+        self.health = Health(config, self.board, self.watch, self.events)
+        self.schedule = Schedule(config, self)
+        self._times = {"detect": time.perf_counter()}
+        members = Membership.initial(config.ranks, config.spares)
+        if last is None:
+            self._first_epoch(members)
+        else:
+            self._go_on(read_record(config.ledger, last), members)
+
+    def _await_registration(self) -> None:
+        deadline = time.monotonic() + self.config.init_timeout_s
+        waiting = set(range(self.config.processes))
+        while waiting:
+            waiting = {p for p in waiting if self.board.get(p, Field.PHASE) < Phase.READY}
+            self._beat()
+            if time.monotonic() > deadline:
+                raise FtrtError(
+                    f"processes {sorted(waiting)} did not call ftrt.init() within "
+                    f"{self.config.init_timeout_s:g} s; FTRT_INIT_TIMEOUT_S raises the limit"
+                )
+            time.sleep(0.002)
+
+    def _first_epoch(self, members: Membership) -> None:
+        epoch = EpochId(self.config.job, self.config.attempt, 1)
+        self.core = Recovery(EpochId(self.config.job, self.config.attempt, 0), members)
+        self._write_record(epoch, 0, members.members, members.spares, {}, members.members)
+        self.core = Recovery(epoch, members)
+        self._publish(epoch)
+        for rank, process in members.members:
+            self._promote(process, rank)
+        self._enter_status(Status.RUNNING)
+
+    def _go_on(self, record: dict, members: Membership) -> None:
+        self.record = record
+        old = Membership(
+            tuple((m["rank"], m["process"]) for m in record["members"]), tuple(record["spares"])
+        )
+        marks = [StreamMarks.from_json(entry) for entry in record["marks"]]
+        epoch = EpochId(self.config.job, record["attempt"], record["epoch"])
+        self.core = Recovery(epoch, old, {m.key: m for m in marks})
+        self._detected = {"reason": "restart from the ledger"}
+        self.handle(ev.Restarted(self.config.attempt, members))
+        self._enter_status(Status.RUNNING)
+
+    def _enter_status(self, status: Status) -> None:
+        self.board.set_header(Word.STATUS, status)
+        self.board.ring_all()
+
+    # -- loop --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the attempt ended or failed."""
+        poller = select.poll()
+        poller.register(self.watch.descriptor, select.POLLIN)
+        while not self.over:
+            poller.poll(_TICK_MS)
+            for process in self.watch.deaths():
+                self.died(process, "mutex")
+            self._beat()
+            self._see_finished()
+            for process, by in self.health.overdue():
+                self.died(process, by)
+            self.schedule.tick()
+
+    def _beat(self) -> None:
+        self.board.words[Word.AGENT_BEAT] += 1
+
+    def _see_finished(self) -> None:
+        for rank, process in self.core.membership.members:
+            if rank not in self.core.now.finished and (
+                self.board.get(process, Field.PHASE) == Phase.FINISHED
+            ):
+                self.handle(ev.ProcessFinished(process))
+
+    def died(self, process: int, by: str) -> None:
+        """A process is gone or must go."""
+        if self.over or process in self.core.now.dead:
+            return
+        rank, phase = self.core.membership.rank_of(process), self.board.get(process, Field.PHASE)
+        if phase == Phase.FINISHED:
+            self.handle(ev.ProcessFinished(process))
+        elif phase == Phase.RAISED:
+            self.fail(f"the program raised an error on rank {rank}")
+            return
+        self._times = {"detect": time.perf_counter()}
+        self._detected = {"rank": rank, "process": process, "by": by}
+        self.events.write("died", **self._detected, epoch=self.core.epoch.counter)
+        self.handle(ev.ProcessDied(process, by))
+
+    def handle(self, event: ev.Event) -> None:
+        """Give the core an event and do what it says; answers to effects wait for their turn."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            for effect in self.core.handle(self._events[0]):
+                if self.over:
+                    return
+                getattr(self, f"_do_{type(effect).__name__}")(effect)
+            self._events.popleft()
+
+    # -- effects -----------------------------------------------------------------------------
+
+    def _do_Kill(self, effect: fx.Kill) -> None:
+        self.watch.send(effect.process, signal.SIGKILL)
+
+    def _do_Note(self, effect: fx.Note) -> None:
+        if effect.kind not in ("died", "suspected", "cleared"):
+            self.events.write("note", text=effect.text, kind=effect.kind)
+
+    def _do_CloseLedgers(self, effect: fx.CloseLedgers) -> None:
+        self.schedule.in_recovery()
+        epoch = effect.epoch.counter
+        self._seals = self.ledgers.close(epoch, effect.ranks)
+        marks = evidence.stream_marks(self.config.ledger, self._seals)
+        self._times["close"] = time.perf_counter()
+        self.handle(ev.LedgersClosed(effect.epoch, marks))
+
+    def _do_CreateRecord(self, effect: fx.CreateRecord) -> None:
+        replaced = {rank for rank, _ in effect.promotions}
+        for key, upto in evidence.fence_rings(self.directory, replaced).items():
+            self._delivered[key] = upto
+        try:
+            made = self._write_record(
+                effect.epoch,
+                effect.parent.counter,
+                effect.members,
+                effect.spares,
+                effect.marks,
+                effect.promotions,
+            )
+        except (OSError, LedgerError) as error:
+            self.handle(ev.RecordFailed(effect.epoch, str(error)))
+            return
+        self._times["record"] = time.perf_counter()
+        if made:
+            self.handle(ev.RecordCreated(effect.epoch))
+        else:
+            self._found(effect.epoch)
+
+    def _found(self, epoch: EpochId) -> None:
+        record = read_record(self.config.ledger, epoch.counter)
+        self.record = record
+        theirs = EpochId(record["job"], record["attempt"], record["epoch"])
+        members = tuple((m["rank"], m["process"]) for m in record["members"])
+        self.handle(ev.RecordFound(theirs, members, tuple(record["spares"])))
+
+    def _write_record(self, epoch, parent, members, spares, marks, promotions) -> bool:
+        self.ledgers.prepare(epoch.counter)
+        since = {m["rank"]: m["since"] for m in self.record.get("members", [])}
+        since.update({rank: epoch.counter for rank, _ in promotions})
+        record = {
+            "format": 1,
+            "job": epoch.job,
+            "attempt": epoch.attempt,
+            "epoch": epoch.counter,
+            "parent": parent,
+            "members": [
+                {
+                    "rank": rank,
+                    "process": process,
+                    "pid": self.board.get(process, Field.PID),
+                    "since": since[rank],
+                }
+                for rank, process in members
+            ],
+            "spares": list(spares),
+            "seals": [entry for seals in self._seals.values() for entry in seals],
+            "marks": [self._mark_entry(entry) for entry in marks.values()],
+            "states": evidence.states(
+                self.config.ledger, parent, self._seals, self.record.get("states", {})
+            ),
+        }
+        made = create_record(self.config.ledger, record, durable=self.config.stable == "power")
+        if made:
+            self.record = record
+        return made
+
+    def _mark_entry(self, marks: StreamMarks) -> dict:
+        return {**marks.to_json(), "delivered": self._delivered.get(marks.key, 0)}
+
+    def _do_Publish(self, effect: fx.Publish) -> None:
+        self._publish(effect.epoch)
+        self.handle(ev.EpochPublished(effect.epoch))
+
+    def _publish(self, epoch: EpochId) -> None:
+        self.board.set_header(Word.EPOCH, epoch.counter)  # before anybody is told its rank
+        self.board.ring_all()
+        self._times["publish"] = time.perf_counter()
+        self._tell_recovery(epoch)
+        self.ledgers.forget_before(epoch.counter)
+        self.ledgers.prepare_later(epoch.counter + 1)
+        self._published = epoch
+
+    def _tell_recovery(self, epoch: EpochId) -> None:
+        if not self._detected:
+            return
+        names = [n for n in ("detect", "close", "record", "publish") if n in self._times]
+        spans = zip(names, names[1:], strict=False)
+        phases = {b: round((self._times[b] - self._times[a]) * 1e3, 3) for a, b in spans}
+        self.events.write("recovery", epoch=epoch.counter, phases_ms=phases, **self._detected)
+        self._detected = {}
+
+    def _do_Promote(self, effect: fx.Promote) -> None:
+        self._promote(effect.process, effect.rank)
+        self.events.write(
+            "promoted", rank=effect.rank, process=effect.process, epoch=effect.epoch.counter
+        )
+
+    def _promote(self, process: int, rank: int) -> None:
+        self.board.put(process, Field.RANK_PLUS_1, rank + 1)
+        self.board.ring_bell(process)
+
+    def _do_End(self, effect: fx.End) -> None:
+        self._enter_status(Status.ENDED)
+        self.over = True
+
+    def _do_Fail(self, effect: fx.Fail) -> None:
+        self.fail(effect.reason)
+
+    def fail(self, reason: str) -> None:
+        """End this attempt: every process hears of it at its next call."""
+        self.events.write("failed", reason=reason)
+        self._enter_status(Status.FAILED)
+        self.over = True
+
+    # -- end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See everybody off, by force after a grace; leave no shared memory behind."""
+        deadline = time.monotonic() + _GRACE_S
+        everybody = range(self.config.processes)
+        if hasattr(self, "watch"):
+            while any(self.watch.alive(p) for p in everybody) and time.monotonic() < deadline:
+                self._beat()
+                self.board.ring_all()
+                time.sleep(0.01)
+            for process in everybody:
+                self.watch.send(process, signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def main() -> int:
+    """Entry of ``python -m ftrt.host.agent``; everything it needs is in the environment."""
+    config = environment_config()
+    libc.ask_short_slice()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    agent = Agent(config)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        agent.start()
+        while not agent.over:
+            with contextlib.suppress(InterruptedError):
+                agent.run()
+    except (FtrtError, OSError) as error:
+        print(f"ftrt agent: {error}", file=sys.stderr, flush=True)
+        if hasattr(agent, "board"):
+            agent.fail(str(error))
+        else:
+            agent.events.write("failed", reason=str(error))
+    finally:
+        agent.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The board: one page of shared words per process of a host, written by its owner and the agent.
+
+The board lives in ``/dev/shm`` beside the rings. Words that only one side writes are plain stores
+of aligned 64-bit words; those that both sides write (bells, counters) change by atomic addition.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ftrt import atomics
+from ftrt.errors import DeadlineExceeded, InvariantBroken
+from ftrt.host import libc
+
+MAGIC = 0x4654_5254_424F_4152
+VERSION = 1
+_HEADER_WORDS = 1024
+_ENTRY_WORDS = 64
+_COUNTER_BASE = 128
+_FIRED_BASE = 640
+
+
+class Status(enum.IntEnum):
+    """State of the attempt, as the agent publishes it."""
+
+    STARTING = 0
+    RUNNING = 1
+    ENDED = 2
+    FAILED = 3
+
+
+class Phase(enum.IntEnum):
+    """What a process says it is doing."""
+
+    ABSENT = 0
+    STARTING = 1
+    READY = 2
+    RUNNING = 3
+    WAITING = 4
+    FINISHED = 5
+    RAISED = 6
+
+
+class Word(enum.IntEnum):
+    """Words of the header."""
+
+    MAGIC = 0
+    VERSION = 1
+    PROCESSES = 2
+    RANKS = 3
+    EPOCH = 4
+    STATUS = 5
+    AGENT_PID = 6
+    AGENT_BEAT = 7
+    RECOVERING = 8
+
+
+class Field(enum.IntEnum):
+    """Words of one process's entry."""
+
+    PID = 0
+    START_TICKS = 1
+    PHASE = 2
+    BEAT = 3
+    RANK_PLUS_1 = 4
+    SINCE_EPOCH = 5
+    BELL = 6
+    SLEEPING = 7
+    PROGRESS = 8
+    STALL_EXEMPT = 9
+    MUTEX = 16
+
+
+def job_directory(job: str, attempt: int) -> Path:
+    """Directory of this attempt's shared memory (rings and board)."""
+    return Path("/dev/shm") / f"ftrt-{job[:8]}-{attempt}"
+
+
+class Board:
+    """A mapped board; ``words`` is the whole of it as ``uint64``."""
+
+    def __init__(self, path: Path):
+        size = path.stat().st_size
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self.words = np.frombuffer(self._map, np.uint64)
+        self.address = self.words.ctypes.data
+        if int(self.words[Word.MAGIC]) != MAGIC or int(self.words[Word.VERSION]) != VERSION:
+            raise InvariantBroken(f"{path} is not a board of this version of ftrt")
+        self.processes = int(self.words[Word.PROCESSES])
+        self.ranks = int(self.words[Word.RANKS])
+
+    @classmethod
+    def create(cls, path: Path, processes: int, ranks: int) -> Board:
+        """Make the board under a temporary name, mutexes included, then rename it into place."""
+        temporary = path.with_suffix(".tmp")
+        size = 8 * (_HEADER_WORDS + processes * _ENTRY_WORDS)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            header = np.zeros(8, np.uint64)
+            header[Word.MAGIC], header[Word.VERSION] = MAGIC, VERSION
+            header[Word.PROCESSES], header[Word.RANKS] = processes, ranks
+            os.pwrite(descriptor, header.tobytes(), 0)
+        finally:
+            os.close(descriptor)
+        board = cls(temporary)
+        for process in range(processes):
+            libc.init_robust_mutex(board.mutex_address(process))
+        os.rename(temporary, path)
+        return board
+
+    def index(self, process: int, field: Field) -> int:
+        """Index into ``words`` of a field of a process's entry."""
+        return _HEADER_WORDS + process * _ENTRY_WORDS + field
+
+    def get(self, process: int, field: Field) -> int:
+        """Value of a field."""
+        return int(self.words[self.index(process, field)])
+
+    def put(self, process: int, field: Field, value: int) -> None:
+        """Store a field, earlier stores first."""
+        atomics.store(self.words, self.index(process, field), value)
+
+    def mutex_address(self, process: int) -> int:
+        """Address in this process of the robust mutex that ``process`` holds while it lives."""
+        return self.address + 8 * self.index(process, Field.MUTEX)
+
+    @property
+    def epoch(self) -> int:
+        """Counter of the epoch that is in force, 0 before the first."""
+        return int(self.words[Word.EPOCH])
+
+    @property
+    def status(self) -> Status:
+        """State of the attempt."""
+        return Status(int(self.words[Word.STATUS]))
+
+    def set_header(self, word: Word, value: int) -> None:
+        """Store a header word, earlier stores first."""
+        atomics.store(self.words, int(word), value)
+
+    def ring_bell(self, process: int) -> None:
+        """Wake ``process`` if it sleeps, and keep it from falling asleep if it is about to."""
+        bell = self.index(process, Field.BELL)
+        atomics.add(self.words, bell, 1)
+        libc.futex_wake(self.address + 8 * bell)
+
+    def ring_all(self) -> None:
+        """Wake everybody."""
+        for process in range(self.processes):
+            self.ring_bell(process)
+
+    def sleep(self, process: int, bell_seen: int, timeout_s: float) -> None:
+        """Sleep until the bell of ``process`` moves on from ``bell_seen``."""
+        libc.futex_wait(self.address + 8 * self.index(process, Field.BELL), bell_seen, timeout_s)
+
+    def count_message(self, rank: int, count: int) -> int:
+        """Add to the messages that logical ``rank`` sent or consumed; the new total."""
+        return int(atomics.add(self.words, _COUNTER_BASE + rank, count)) + count
+
+    def messages(self, rank: int) -> int:
+        """Messages that logical ``rank`` sent or consumed in this attempt."""
+        return int(self.words[_COUNTER_BASE + rank])
+
+    def fire_once(self, fault: int) -> bool:
+        """True for the first caller only."""
+        return int(atomics.swap_if(self.words, _FIRED_BASE + fault, 0, 1)) == 0
+
+
+def wait_for_board(path: Path, timeout_s: float) -> Board:
+    """Map the board once the agent has made it."""
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(
+                f"the host agent made no board at {path} within {timeout_s:g} s; "
+                "its messages are in the ledger directory under run/"
+            )
+        time.sleep(0.002)
+    return Board(path)

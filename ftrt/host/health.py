@@ -1,0 +1,78 @@
+"""Suspicion and eviction: who stands still, and for how long that is forgiven."""
+
+from __future__ import annotations
+
+import time
+
+from ftrt.host.board import Board, Field, Phase
+from ftrt.host.watch import Watch
+from ftrt.runtime.config import Config
+from ftrt.runtime.events import EventLog
+
+_MOVING = (Phase.RUNNING,)
+
+
+class Health:
+    """Watches heartbeats (is the process scheduled?) and progress (does it get anywhere?).
+
+    A heartbeat that stands still for ``suspect_timeout_s`` is noted and forgiven when it goes on;
+    for ``evict_timeout_s`` it means replacement. A process that beats but makes no call into ftrt
+    for ``stall_timeout_s`` while it says that it is running hangs, and is replaced as well.
+    """
+
+    def __init__(self, config: Config, board: Board, watch: Watch, events: EventLog):
+        self._config, self._board, self._watch, self._events = config, board, watch, events
+        now = time.monotonic()
+        self._beats = [(0, now)] * board.processes
+        self._progress = [(0, now)] * board.processes
+        self._suspects: set[int] = set()
+        self._looked = now
+
+    def overdue(self) -> list[tuple[int, str]]:
+        """Processes to be replaced, each with the evidence."""
+        now = time.monotonic()
+        late = now - self._looked > 0.05  # the agent itself did not run: judge nobody by that
+        self._looked = now
+        found = []
+        for process in range(self._board.processes):
+            if self._board.get(process, Field.PHASE) in (Phase.FINISHED, Phase.RAISED):
+                continue
+            silent = self._silence(process, now, late)
+            self._suspect(process, silent)
+            if silent > self._config.evict_timeout_s:
+                found.append((process, f"no heartbeat for {silent:.1f} s"))
+            elif self._stalled(process, now) > self._config.stall_timeout_s:
+                found.append((process, f"no progress for {self._config.stall_timeout_s:g} s"))
+        return found
+
+    def _silence(self, process: int, now: float, late: bool) -> float:
+        beat = self._board.get(process, Field.BEAT)
+        if beat != self._beats[process][0] or late:
+            self._beats[process] = (beat, now)
+        return now - self._beats[process][1]
+
+    def _suspect(self, process: int, silent: float) -> None:
+        suspected = process in self._suspects
+        if silent > self._config.suspect_timeout_s and not suspected:
+            if self._watch.alive(process):
+                self._suspects.add(process)
+                self._tell("suspected", process, silent)
+        elif suspected and silent < self._config.suspect_timeout_s:
+            self._suspects.discard(process)
+            self._tell("cleared", process, silent)
+
+    def _tell(self, event: str, process: int, silent: float) -> None:
+        rank = self._board.get(process, Field.RANK_PLUS_1) - 1
+        self._events.write(
+            event, process=process, rank=None if rank < 0 else rank, silent_s=round(silent, 3)
+        )
+
+    def _stalled(self, process: int, now: float) -> float:
+        rank = self._board.get(process, Field.RANK_PLUS_1) - 1
+        moving = rank >= 0 and self._board.get(process, Field.PHASE) in _MOVING
+        mark = self._board.get(process, Field.PROGRESS) + (
+            self._board.messages(rank) if rank >= 0 else 0
+        )
+        if mark != self._progress[process][0] or not moving:
+            self._progress[process] = (mark, now)
+        return now - self._progress[process][1]

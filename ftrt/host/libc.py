@@ -1,0 +1,102 @@
+"""The few libc calls that Python does not offer: futexes, robust mutexes, short scheduler slices.
+
+Every call goes through :mod:`ctypes`, which releases the GIL, so that a thread that waits here
+does not keep its process from working.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+_X86 = platform.machine() in ("x86_64", "AMD64")
+_SYS_FUTEX = 202 if _X86 else 98
+_SYS_SCHED_SETATTR = 314 if _X86 else 274
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_EVERYONE = 2**31 - 1
+
+#: Bytes reserved for one ``pthread_mutex_t`` (40 on x86-64, 48 on ARM64).
+MUTEX_BYTES = 64
+_PTHREAD_PROCESS_SHARED, _PTHREAD_MUTEX_ROBUST = 1, 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+def futex_wait(address: int, expected: int, timeout_s: float) -> bool:
+    """Sleep while the 32-bit word at ``address`` holds ``expected``; False after ``timeout_s``."""
+    whole = int(timeout_s)
+    limit = _Timespec(whole, int((timeout_s - whole) * 1e9))
+    result = _libc.syscall(
+        _SYS_FUTEX,
+        ctypes.c_void_p(address),
+        _FUTEX_WAIT,
+        ctypes.c_uint32(expected & 0xFFFFFFFF),
+        ctypes.byref(limit),
+        None,
+        0,
+    )
+    return result == 0 or ctypes.get_errno() != errno.ETIMEDOUT
+
+
+def futex_wake(address: int) -> None:
+    """Wake every process that sleeps on the word at ``address``."""
+    _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, _EVERYONE, None, None, 0)
+
+
+def init_robust_mutex(address: int) -> None:
+    """Make a robust, process-shared mutex in the ``MUTEX_BYTES`` bytes at ``address``."""
+    attributes = ctypes.create_string_buffer(64)
+    _check(_libc.pthread_mutexattr_init(attributes), "pthread_mutexattr_init")
+    _check(
+        _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED),
+        "pthread_mutexattr_setpshared",
+    )
+    _check(
+        _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST),
+        "pthread_mutexattr_setrobust",
+    )
+    _check(_libc.pthread_mutex_init(ctypes.c_void_p(address), attributes), "pthread_mutex_init")
+
+
+def lock_mutex(address: int) -> bool:
+    """Lock the mutex at ``address``; True if its last owner died while it held it.
+
+    Waits for as long as the owner lives: only a thread that may wait so calls it.
+    """
+    result = _libc.pthread_mutex_lock(ctypes.c_void_p(address))
+    if result == errno.EOWNERDEAD:
+        _libc.pthread_mutex_consistent(ctypes.c_void_p(address))
+        return True
+    _check(result, "pthread_mutex_lock")
+    return False
+
+
+def ask_short_slice(slice_us: int = 100) -> bool:
+    """Ask the scheduler for short slices for this thread (SCHED_OTHER, no privilege needed)."""
+    attributes = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, slice_us * 1000, 0, 0)
+    return _libc.syscall(_SYS_SCHED_SETATTR, 0, attributes, 0) == 0
+
+
+def process_start_ticks(pid: int) -> int:
+    """Start time of ``pid`` in clock ticks since boot, 0 if there is no such process.
+
+    With the process id it names one process for good: an id that is re-used starts later.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _check(result: int, call: str) -> None:
+    if result:
+        raise OSError(result, f"{call}: {os.strerror(result)}")

@@ -1,0 +1,92 @@
+"""What a process is told by its launcher, read once from the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ftrt.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of one attempt, the same in every process of it."""
+
+    job: str
+    ledger: Path
+    attempt: int
+    ranks: int
+    spares: int
+    stable: str = "process"
+    faults: tuple[dict, ...] = ()
+    seed: int = 0
+    stall_timeout_s: float = 60.0
+    suspect_timeout_s: float = 0.1
+    evict_timeout_s: float = 5.0
+    init_timeout_s: float = 120.0
+    call_timeout_s: float = 600.0
+
+    @property
+    def processes(self) -> int:
+        """Ranks and spares together."""
+        return self.ranks + self.spares
+
+    @property
+    def run_directory(self) -> Path:
+        """Where the processes of this attempt leave their results."""
+        return self.ledger / "run" / f"attempt-{self.attempt}"
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Config:
+        """Read the ``FTRT_*`` variables; :class:`UsageError` names the one that is wrong."""
+        try:
+            values = {
+                "job": environment["FTRT_JOB"],
+                "ledger": Path(environment["FTRT_LEDGER"]),
+                "attempt": int(environment.get("FTRT_ATTEMPT", "1")),
+                "ranks": int(environment["FTRT_RANKS"]),
+                "spares": int(environment.get("FTRT_SPARES", "0")),
+                "stable": environment.get("FTRT_STABLE", "process"),
+                "faults": tuple(json.loads(environment.get("FTRT_FAULTS", "[]"))),
+                "seed": int(environment.get("FTRT_SEED", "0") or 0),
+            }
+        except KeyError as missing:
+            raise UsageError(
+                f"{missing.args[0]} is not set: start the program with "
+                "`ftrt run -n N PROGRAM`, which sets up what a rank needs"
+            ) from None
+        except ValueError as wrong:
+            raise UsageError(f"a FTRT_* variable cannot be read: {wrong}") from None
+        for name in ("stall", "suspect", "evict", "init", "call"):
+            text = environment.get(f"FTRT_{name.upper()}_TIMEOUT_S")
+            if text:
+                values[f"{name}_timeout_s"] = _seconds(f"FTRT_{name.upper()}_TIMEOUT_S", text)
+        config = cls(**values)
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Refuse time-outs that contradict each other."""
+        if self.suspect_timeout_s >= self.evict_timeout_s:
+            raise UsageError(
+                f"suspect time-out {self.suspect_timeout_s:g} s must be below "
+                f"the evict time-out {self.evict_timeout_s:g} s"
+            )
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{name}={text}: a time-out is a number of seconds above 0, and finite")
+    return value
+
+
+def environment_config() -> Config:
+    """The configuration of this process."""
+    return Config.from_environment(os.environ)

@@ -1,0 +1,39 @@
+"""One line of JSON per event, appended whole, so that several processes share a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+
+class EventLog:
+    """Appends events to ``LEDGER/run/events.jsonl``; ``t`` is in seconds since the attempt began."""
+
+    def __init__(self, directory: Path, attempt: int):
+        directory.mkdir(parents=True, exist_ok=True)
+        self._attempt = attempt
+        self._descriptor = os.open(
+            directory / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+        )
+        self._start = _attempt_start(directory / f"attempt-{attempt}.start")
+
+    def write(self, event: str, **fields) -> None:
+        """Append one event."""
+        t = round(time.monotonic() - self._start, 6)
+        line = {"t": t, "event": event, "attempt": self._attempt, **fields}
+        os.write(self._descriptor, (json.dumps(line) + "\n").encode())
+
+
+def _attempt_start(path: Path) -> float:
+    """Monotonic time at which the first process of the attempt came here, the same for all."""
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(repr(time.monotonic()))
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+    return float(path.read_text())

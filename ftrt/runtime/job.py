@@ -1,0 +1,218 @@
+"""A rank's view of its job: which epoch is in force, who is who in it, and how to wait.
+
+Everything that may take time goes through :meth:`Job.wait`, the only loop of a rank: it looks at
+the epoch, at the status of the attempt and at the deadline, and sleeps on the rank's bell.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from ftrt import mpi
+from ftrt.errors import DeadlineExceeded, Fenced, RecoveryImpossible
+from ftrt.host import libc
+from ftrt.host.beat import Heartbeat
+from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory, wait_for_board
+from ftrt.ledger.record import read_record
+from ftrt.runtime.config import Config
+
+_SPINS = 40
+_LONGEST_SLEEP_S = 0.05
+_AGENT_SILENCE_S = 10.0
+
+
+class JobEnded(Exception):
+    """The attempt is over and this process was not needed."""
+
+
+class Job:
+    """Registration, epochs and waiting of one process."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.directory = job_directory(config.job, config.attempt)
+        first = mpi.world_rank_of_environment()
+        if first == 0:
+            start_agent(config)
+        self.world = mpi.connect(config.processes)
+        if first is None and self.world.rank == 0:
+            start_agent(config)
+        self.process = self.world.rank
+        self.board: Board = wait_for_board(self.directory / "board", config.init_timeout_s)
+        self._register()
+        self.epoch = 0
+        self.rank = -1
+        self.record: dict = {}
+        self._agent_beat = (0, time.monotonic())
+        self._epoch_index = int(Word.EPOCH)
+        self._bell = self.board.index(self.process, Field.BELL)
+        self._sleeping = self.board.index(self.process, Field.SLEEPING)
+        self._phase = self.board.index(self.process, Field.PHASE)
+        self._progress = self.board.index(self.process, Field.PROGRESS)
+
+    def _register(self) -> None:
+        board, me = self.board, self.process
+        libc.lock_mutex(board.mutex_address(me))
+        board.put(me, Field.PID, os.getpid())
+        board.put(me, Field.START_TICKS, libc.process_start_ticks(os.getpid()))
+        self._heart = Heartbeat(board.words, board.index(me, Field.BEAT))
+        board.put(me, Field.PHASE, Phase.READY)
+
+    # -- assignment and epochs -------------------------------------------------------------
+
+    def await_assignment(self) -> None:
+        """Sleep until this process has a logical rank; :class:`JobEnded` if it never gets one."""
+        words, field = self.board.words, self.board.index(self.process, Field.RANK_PLUS_1)
+        while not words[field]:
+            bell = int(words[self._bell])
+            if self.board.status in (Status.ENDED, Status.FAILED):
+                raise JobEnded
+            self._check_agent()
+            if not words[field]:
+                self.board.sleep(self.process, bell, 0.25)
+        libc.ask_short_slice()
+        self.rank = int(words[field]) - 1
+        self.adopt()
+
+    def adopt(self) -> None:
+        """Take the epoch in force as ours; :class:`Fenced` if we are not in it."""
+        epoch = self.board.epoch
+        record = read_record(self.config.ledger, epoch)
+        member = next((m for m in record["members"] if m["rank"] == self.rank), None)
+        if member is None or member["process"] != self.process:
+            raise Fenced(
+                f"rank {self.rank} (process {self.process}) was replaced in epoch {epoch}: nothing "
+                "that it does counts any more, and nothing is lost; this process ends"
+            )
+        self.record, self.epoch = record, epoch
+        self.processes = {m["rank"]: m["process"] for m in record["members"]}
+        self.board.put(self.process, Field.SINCE_EPOCH, epoch)
+        self.board.put(self.process, Field.PHASE, Phase.RUNNING)
+
+    @property
+    def moved_on(self) -> bool:
+        """True once a later epoch than ours is in force."""
+        return int(self.board.words[self._epoch_index]) != self.epoch
+
+    # -- waiting ---------------------------------------------------------------------------
+
+    def wait(self, ready: Callable[[], object], what: str, timeout_s: float | None = None):
+        """Return the first true value of ``ready()``.
+
+        ``ready`` is called again whenever this rank's bell was rung. Raises
+        :class:`DeadlineExceeded` after ``timeout_s`` (default: the configured call time-out).
+        """
+        for _ in range(_SPINS):
+            value = ready()
+            if value:
+                return value
+        return self._sleep_until(ready, what, timeout_s or self.config.call_timeout_s)
+
+    def _sleep_until(self, ready, what: str, timeout_s: float):
+        words, deadline = self.board.words, time.monotonic() + timeout_s
+        words[self._phase] = Phase.WAITING
+        try:
+            while True:
+                bell = int(words[self._bell])
+                self.board.put(self.process, Field.SLEEPING, 1)
+                _fence_both_ways()
+                value = ready()
+                if value:
+                    return value
+                self.check()
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"rank {self.rank}, epoch {self.epoch}: {what} did not happen within "
+                        f"{timeout_s:g} s; nothing is lost, `ftrt run --restarts 1` goes on from "
+                        f"the ledger {self.config.ledger}"
+                    )
+                self.board.sleep(self.process, bell, _LONGEST_SLEEP_S)
+        finally:
+            words[self._sleeping] = 0
+            words[self._phase] = Phase.RUNNING
+            words[self._progress] += 1
+
+    def wake(self, rank: int) -> None:
+        """Wake ``rank`` if it sleeps, after a store that it may be waiting for."""
+        process = self.processes.get(rank)
+        if process is not None and self.board.get(process, Field.SLEEPING):
+            self.board.ring_bell(process)
+
+    def check(self) -> None:
+        """Raise if this attempt cannot go on."""
+        status = self.board.status
+        if status is Status.FAILED:
+            raise RecoveryImpossible(
+                f"rank {self.rank}, epoch {self.epoch}: this attempt ends because a failure could "
+                "not be repaired in place (the reason is in run/events.jsonl of the ledger); "
+                "nothing that was committed is lost"
+            )
+        self._check_agent()
+
+    def _check_agent(self) -> None:
+        beat, now = int(self.board.words[Word.AGENT_BEAT]), time.monotonic()
+        if beat != self._agent_beat[0]:
+            self._agent_beat = (beat, now)
+        elif now - self._agent_beat[1] > _AGENT_SILENCE_S:
+            raise RecoveryImpossible(
+                f"rank {self.rank}: the host agent (pid {int(self.board.words[Word.AGENT_PID])}) "
+                f"has been silent for {_AGENT_SILENCE_S:g} s; restart from the ledger"
+            )
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def finish(self, ready: Callable[[], object]) -> None:
+        """Say that this rank is done and stay until all are, serving ``ready`` meanwhile."""
+        index = self._phase
+
+        def ended():
+            self.board.words[index] = Phase.FINISHED
+            ready()
+            return self.board.status is Status.ENDED
+
+        while not ended():
+            self.check()
+            bell = int(self.board.words[self._bell])
+            self.board.put(self.process, Field.SLEEPING, 1)
+            if not ended():
+                self.board.sleep(self.process, bell, _LONGEST_SLEEP_S)
+
+    def leave_at_exit(self) -> None:
+        """End the process without ``MPI_Finalize`` once the interpreter is through."""
+        atexit.register(mpi.leave, 0)
+
+
+def _fence_both_ways() -> None:
+    from ftrt.atomics import add
+
+    add(_scratch, 0, 1)  # a locked read-modify-write is a full fence
+
+
+def start_agent(config: Config) -> None:
+    """Start this host's agent; it ends by itself once its ranks are gone."""
+    config.run_directory.mkdir(parents=True, exist_ok=True)
+    log = open(config.run_directory / "agent.log", "ab")  # noqa: SIM115 (the child keeps it)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_"))
+    }
+    subprocess.Popen(
+        [sys.executable, "-m", "ftrt.host.agent"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+    log.close()
+
+
+import numpy as _np  # noqa: E402
+
+_scratch = _np.zeros(1, _np.uint64)

@@ -1,0 +1,328 @@
+"""What ``ftrt.init()`` returns: a rank's streams, state and membership."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from ftrt import mpi
+from ftrt.agree.marks import Marks
+from ftrt.errors import DeadlineExceeded, Fenced, FtrtError, RecoveryImpossible, UsageError
+from ftrt.host import libc
+from ftrt.host.board import Field, Phase
+from ftrt.ledger import state as ledger_state
+from ftrt.ledger.log import Ledger
+from ftrt.ledger.pool import LedgerPool
+from ftrt.runtime.config import Config, environment_config
+from ftrt.runtime.events import EventLog
+from ftrt.runtime.faults import Injector
+from ftrt.runtime.job import Job, JobEnded
+from ftrt.runtime.receiver import Receiver
+from ftrt.runtime.sender import SLOT_BYTES, SLOTS, Sender
+
+_NEXT_EPOCH_S = 60.0
+
+
+class Role(enum.Enum):
+    """How this process came to its rank."""
+
+    INITIAL = "initial"
+    SURVIVOR = "survivor"
+    RECOVERED = "recovered"
+    SPARE = "spare"
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamState:
+    """What the record of an epoch says of one stream at one receiver."""
+
+    marks: Marks
+    delivered: int
+    next_seq: int
+
+
+class Runtime:
+    """One rank of a job. Made by :func:`init`, used as a context manager.
+
+    Attributes
+    ----------
+    rank, size : int
+        Logical rank and number of ranks; they do not change when processes are replaced.
+    epoch : int
+        Counter of the membership in force for this rank.
+    role : Role
+        How this process came to its rank.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.job = Job(config)
+        self.events = EventLog(config.ledger / "run", config.attempt)
+        self._enlist()
+        try:
+            self.job.await_assignment()
+        except JobEnded:
+            mpi.leave(0)
+        self.rank, self.size = self.job.rank, config.ranks
+        self._senders: list[Sender] = []
+        self._receivers: list[Receiver] = []
+        self._recovery_hooks: list[Callable[[Runtime], None]] = []
+        self._comm: tuple[int, Any] | None = None
+        self._pool = LedgerPool(config.ledger)
+        self._open_ledger()
+        self.since_epoch = next(
+            m["since"] for m in self.job.record["members"] if m["rank"] == self.rank
+        )
+        first = config.attempt == 1 and self.since_epoch == 1
+        self.role = Role.INITIAL if first else Role.RECOVERED
+        self._injector = Injector(self.job, self.rank, self.note)
+
+    def _enlist(self) -> None:
+        """Leave our process id where the launcher finds left-overs, the start time with it."""
+        start = libc.process_start_ticks(os.getpid())
+        with open(self.config.run_directory / "pids", "a") as pids:
+            pids.write(f"{os.getpid()} {start}\n")
+
+    def _open_ledger(self) -> None:
+        config = self.config
+        self.ledger = Ledger.open(
+            self._pool,
+            job=config.job,
+            attempt=config.attempt,
+            epoch=self.job.epoch,
+            rank=self.rank,
+            incarnation=self.job.process + 1,
+        )
+        self._store = ledger_state.StateStore(config.ledger, self.job.epoch, self.rank)
+
+    @property
+    def epoch(self) -> int:
+        """Counter of the epoch this rank is in."""
+        return self.job.epoch
+
+    @property
+    def comm(self):
+        """mpi4py communicator of the members in logical order; collective at first use."""
+        if self._comm is None or self._comm[0] != self.epoch:
+            order = [self.job.processes[rank] for rank in range(self.size)]
+            self._comm = (self.epoch, self.job.world.member_comm(order, self.epoch))
+        return self._comm[1]
+
+    # -- streams -----------------------------------------------------------------------------
+
+    def sender(
+        self,
+        stream: str,
+        to: int | Iterable[int],
+        *,
+        replay: Callable[[int], np.ndarray] | None = None,
+        spool: bool = False,
+        volatile: bool = False,
+        slot_bytes: int = SLOT_BYTES,
+        window: int = SLOTS,
+    ) -> Sender:
+        """Open the sending end of ``(stream, this rank)``.
+
+        Parameters
+        ----------
+        stream : str
+            Name, at most 64 bytes.
+        to : int or iterable of int
+            Receiving rank or ranks.
+        replay : callable, optional
+            ``replay(seq)`` makes message ``seq`` again, the same to the bit.
+        spool : bool
+            Keep the payloads on the ledger's storage until they are consumed everywhere.
+        volatile : bool
+            Accept that what only this process had is lost when it dies.
+        slot_bytes : int
+            Payload bytes of a slot; a larger message is split over several.
+        window : int
+            Number of slots, at least 2.
+        """
+        _check_stream_name(stream)
+        if window < 2 or slot_bytes < 64:
+            raise UsageError(
+                f"sender {stream!r}: window={window}, slot_bytes={slot_bytes}: the smallest that "
+                "works is window=2 and slot_bytes=64"
+            )
+        dests = to if isinstance(to, int) else list(to)
+        made = Sender(
+            self,
+            stream,
+            dests,
+            replay=replay,
+            spool=spool,
+            volatile=volatile,
+            slot_bytes=slot_bytes,
+            window=window,
+        )
+        self._senders.append(made)
+        return made
+
+    def receiver(self, stream: str, source: int) -> Receiver:
+        """Open the receiving end of ``(stream, source)`` at this rank."""
+        _check_stream_name(stream)
+        made = Receiver(self, stream, source)
+        self._receivers.append(made)
+        return made
+
+    def restore(self) -> dict[str, Any] | None:
+        """All effect keys of this rank that were committed, None if there are none yet."""
+        entries = self.job.record.get("states", {}).get(str(self.rank), [])
+        return ledger_state.restore(self.config.ledger, entries) if entries else None
+
+    def on_recovery(self, hook: Callable[[Runtime], None]) -> None:
+        """Call ``hook(rt)`` after this rank moved to a new epoch as a survivor."""
+        self._recovery_hooks.append(hook)
+
+    # -- used by the stream ends ---------------------------------------------------------------
+
+    def stream_state(self, stream: str, source: int, dest: int) -> StreamState:
+        """Marks of one stream at one receiver, as the record of our epoch has them."""
+        for entry in self.job.record.get("marks", []):
+            if (entry["stream"], entry["source"], entry["dest"]) == (stream, source, dest):
+                marks = Marks(entry["hwm"], [tuple(pair) for pair in entry["above"]])
+                delivered = entry.get("delivered", 0)
+                return StreamState(marks, delivered, max(delivered, marks.highest) + 1)
+        return StreamState(Marks(), 0, 1)
+
+    def stage(self, effects: dict, log, seq: int, count: int) -> None:
+        """Write effect values where the next commit on ``log`` makes them count."""
+        ref = log.next_ref(seq, count)
+        for key, value in effects.items():
+            self._store.put(key, value, ref)
+
+    def count(self, messages: int) -> None:
+        """Count messages sent or consumed; inject what is due."""
+        total = self.job.board.count_message(self.rank, messages)
+        if self._injector.active:
+            for fault in self._injector.reached(total):
+                self._carry_out(fault)
+
+    def _carry_out(self, fault: dict) -> None:
+        if fault["kind"] == "corrupt":
+            for receiver in self._receivers:
+                receiver.corrupt_next()
+        elif fault["kind"] == "abort":
+            for sender in self._senders:
+                sender.abort()
+
+    def note(self, event: str, **fields) -> None:
+        """Write an event of this rank."""
+        fields.setdefault("rank", self.rank)
+        self.events.write(event, process=self.job.process, epoch=self.epoch, **fields)
+
+    def wait(self, ready: Callable[[], object], what: str, timeout_s: float | None = None):
+        """Wait as :meth:`Job.wait` does, healing damaged slots of our streams meanwhile."""
+
+        def serving():
+            value = ready()
+            if not value:
+                self._serve()
+                value = ready()
+            return value
+
+        return self.job.wait(serving, what, timeout_s)
+
+    def _serve(self) -> None:
+        for sender in self._senders:
+            if sender.nacked():
+                sender.heal()
+            sender.free_spool()
+        if self.job.moved_on:
+            self.advance()
+
+    def advance(self) -> None:
+        """Move to the epoch in force: our ledger of the old one is closed."""
+        old, deadline = self.epoch, time.monotonic() + _NEXT_EPOCH_S
+        while not self.job.moved_on:
+            self.job.check()
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"rank {self.rank}: the ledger of epoch {old} was closed, but no next epoch "
+                    f"came within {_NEXT_EPOCH_S:g} s; nothing is lost, restart from the ledger"
+                )
+            time.sleep(0.0002)
+        self.job.adopt()
+        self._open_ledger()
+        self.role = Role.SURVIVOR
+        for end in (*self._senders, *self._receivers):
+            end.rebind(self.ledger)
+        for hook in self._recovery_hooks:
+            hook(self)
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None:
+            try:
+                self._finish()
+            except FtrtError as failure:
+                self._give_up(failure)
+            return
+        if isinstance(error, (Fenced, RecoveryImpossible)):
+            self._give_up(error)
+        if isinstance(error, SystemExit) and not error.code:
+            self._finish()
+            return
+        self.job.board.put(self.job.process, Field.PHASE, Phase.RAISED)
+        self._report("error", f"{kind.__name__}: {error}", traceback.format_exc())
+        mpi.leave(1)
+
+    def _finish(self) -> None:
+        for sender in self._senders:
+            sender.close()
+        self.job.finish(self._serve)
+        self._report("done", "")
+        self.job.leave_at_exit()
+
+    def _give_up(self, failure: FtrtError) -> None:
+        status = "fenced" if isinstance(failure, Fenced) else "failed"
+        if status == "failed":
+            self._report(status, str(failure))
+        print(f"ftrt: {failure}", file=sys.stderr)
+        mpi.leave(3)
+
+    def _report(self, status: str, reason: str, trace: str = "") -> None:
+        path = self.config.run_directory / f"rank-{self.rank}.json"
+        report = {"rank": self.rank, "status": status, "reason": reason, "traceback": trace}
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(report))
+        os.replace(temporary, path)
+
+
+def _check_stream_name(stream: str) -> None:
+    if not stream or len(stream.encode()) > 64:
+        raise UsageError(f"stream name {stream!r}: use 1 to 64 bytes")
+
+
+def init() -> Runtime:
+    """Join the job that ``ftrt run`` started.
+
+    A spare stays inside until it is needed, then returns with the rank of the process that it
+    replaces; if it is never needed, it ends here.
+
+    Returns
+    -------
+    Runtime
+        A context manager; leaving it says that this rank's work is complete.
+
+    Raises
+    ------
+    UsageError
+        The process was not started by ``ftrt run`` or by an mpirun without fault tolerance.
+    """
+    return Runtime(environment_config())

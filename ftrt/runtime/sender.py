@@ -1,0 +1,310 @@
+"""The sending end of a stream, as an application sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ftrt.agree.marks import Marks
+from ftrt.errors import FtrtError, UsageError
+from ftrt.ledger.log import SENT, LedgerClosed
+from ftrt.ledger.spool import Spool
+from ftrt.runtime.paths import ring_path, stream_id
+from ftrt.transport.ring import SendRing, seal_sender
+
+SLOTS = 64
+SLOT_BYTES = 64 * 1024
+_GENERATIONS_PER_EPOCH = 1000
+
+
+class _Lane:
+    """One destination of a stream: its ring, its record of what left, what it already has."""
+
+    def __init__(self, dest: int, ring: SendRing, log, have: Marks):
+        self.dest = dest
+        self.ring = ring
+        self.log = log
+        self.have = have
+        self.copies: deque = deque()
+
+
+class Sender:
+    """Sends numbered messages; made by :meth:`ftrt.Runtime.sender`.
+
+    Attributes
+    ----------
+    next_seq : int
+        Number of the next message: one past everything that the spool or any receiver has. After
+        its own death a sender goes on from here.
+    """
+
+    def __init__(
+        self,
+        runtime,
+        stream: str,
+        to: int | Sequence[int],
+        *,
+        replay: Callable[[int], np.ndarray] | None,
+        spool: bool,
+        volatile: bool,
+        slot_bytes: int,
+        window: int,
+    ):
+        if sum((replay is not None, spool, volatile)) != 1:
+            raise UsageError(
+                f"sender {stream!r}: say how a message can be had again: exactly one of "
+                "replay=function, spool=True, or volatile=True (lost when this rank dies)"
+            )
+        self._runtime = runtime
+        self.stream = stream
+        self._replay = replay
+        self._volatile = volatile
+        self._slot_bytes, self._window = slot_bytes, window
+        self.last_seq: int | None = None
+        self._generation = 0
+        self._spooled_free = 0
+        dests = [to] if isinstance(to, int) else list(to)
+        self._check_dests(dests)
+        self._spool = self._open_spool() if spool else None
+        states = {d: runtime.stream_state(stream, runtime.rank, d) for d in dests}
+        in_spool = self._spool.last_seq if self._spool else 0
+        self.next_seq = max([in_spool + 1, *(s.next_seq for s in states.values())])
+        self._lanes = [self._lane(d, states[d]) for d in dests]
+        self._resend_missing()
+
+    def _check_dests(self, dests: list[int]) -> None:
+        rt = self._runtime
+        for dest in dests:
+            if not 0 <= dest < rt.size or dest == rt.rank:
+                raise UsageError(
+                    f"sender {self.stream!r}: destination {dest} is not another rank of "
+                    f"0..{rt.size - 1} (this is rank {rt.rank})"
+                )
+
+    def _open_spool(self) -> Spool:
+        rt = self._runtime
+        return Spool(rt.config.ledger, self.stream, rt.rank, rt.since_epoch)
+
+    def _lane(self, dest: int, state) -> _Lane:
+        rt = self._runtime
+        have = _up_to(state.marks.copy(), state.delivered)
+        ring = self._new_ring(dest)
+        log = rt.ledger.stream(SENT, self.stream, rt.rank, dest)
+        return _Lane(dest, ring, log, have)
+
+    def _new_ring(self, dest: int) -> SendRing:
+        rt = self._runtime
+        generation = rt.since_epoch * _GENERATIONS_PER_EPOCH + self._generation
+        return SendRing.create(
+            ring_path(rt.job.directory, self.stream, rt.rank, dest, generation),
+            slots=self._window,
+            slot_bytes=self._slot_bytes,
+            job=rt.config.job,
+            stream_id=stream_id(self.stream, rt.rank, dest),
+            source=rt.rank,
+            dest=dest,
+            generation=generation,
+            epoch=0,
+            first_seq=1,
+        )
+
+    def _resend_missing(self) -> None:
+        """Bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
+        for lane in self._lanes:
+            for first, last in lane.have.missing(self.next_seq - 1):
+                for seq in range(first, last + 1):
+                    again = self._pristine(lane, seq)
+                    if again is None:
+                        continue  # volatile: only the dead process had it
+                    self._record(lane, seq, 1)
+                    self._publish(lane, seq, again)
+
+    # -- sending -----------------------------------------------------------------------------
+
+    def send(self, array) -> int:
+        """Send one array (dtype and shape are kept); returns its number.
+
+        Blocks while the receiver's window is full. The number is recorded in the ledger before
+        the message leaves.
+        """
+        payload = np.asarray(array)
+        seq = self.next_seq
+        if self._spool:
+            self._spool.append(seq, payload)
+        for lane in self._lanes:
+            if lane.have.contains(seq):
+                continue
+            self._record(lane, seq, 1)
+            self._publish(lane, seq, payload)
+        self.next_seq = seq + 1
+        self._runtime.count(1)
+        return seq
+
+    def send_batch(self, records) -> int:
+        """Send the rows of a 2-D array as so many small messages; returns the first number."""
+        rows = np.ascontiguousarray(records)
+        if rows.ndim != 2:
+            raise UsageError(f"send_batch takes a 2-D array, one message a row, not {rows.shape}")
+        first, count = self.next_seq, len(rows)
+        if self._spool or any(lane.have.above for lane in self._lanes):
+            for row in rows:
+                self.send(row)
+            return first
+        step = max(1, self._slot_bytes // max(1, rows.strides[0]))
+        for start in range(0, count, step):
+            part = rows[start : start + step]
+            for lane in self._lanes:
+                self._record(lane, self.next_seq, len(part))
+                self._publish_rows(lane, self.next_seq, part)
+            self.next_seq += len(part)
+            self._runtime.count(len(part))
+        return first
+
+    def _record(self, lane: _Lane, seq: int, count: int) -> None:
+        while True:
+            try:
+                lane.log.append(seq, count)
+                return
+            except LedgerClosed:
+                self._runtime.advance()
+
+    def _publish(self, lane: _Lane, seq: int, payload: np.ndarray) -> None:
+        if self._volatile:
+            self._keep_copy(lane, seq, payload, False)
+        ring, epoch = lane.ring, self._runtime.epoch
+        if not ring.try_send(seq, payload, epoch):
+            self._wait_credit(lane, lambda: ring.try_send(seq, payload, epoch))
+        self._runtime.job.wake(lane.dest)
+
+    def _publish_rows(self, lane: _Lane, first: int, rows: np.ndarray) -> None:
+        if self._volatile:
+            self._keep_copy(lane, first, rows, True)
+        ring, epoch = lane.ring, self._runtime.epoch
+        done = ring.try_send_batch(first, rows, epoch)
+        while done < len(rows):
+            self._runtime.job.wake(lane.dest)
+            rest, at = rows[done:], first + done
+            done += self._wait_credit(lane, lambda: ring.try_send_batch(at, rest, epoch))  # noqa: B023
+        self._runtime.job.wake(lane.dest)
+
+    def _wait_credit(self, lane: _Lane, attempt: Callable[[], int]) -> int:
+        what = f"credit of stream {self.stream!r} from rank {lane.dest}"
+        return self._runtime.wait(attempt, what)
+
+    @staticmethod
+    def _keep_copy(lane: _Lane, seq: int, payload: np.ndarray, batch: bool) -> None:
+        """Without replay or spool a second copy heals a damaged slot: the slot is not one."""
+        lane.copies.append((seq, payload.copy(), batch))
+        floor = lane.ring.oldest_seq_held
+        while lane.copies and lane.copies[0][0] + _span(lane.copies[0]) <= floor:
+            lane.copies.popleft()
+
+    # -- healing -----------------------------------------------------------------------------
+
+    def nacked(self) -> bool:
+        """True if a receiver found a slot damaged and waits for it to be written again."""
+        return any(lane.ring.nacked() is not None for lane in self._lanes)
+
+    def heal(self) -> None:
+        """Write damaged slots again from a pristine copy."""
+        for lane in self._lanes:
+            frame = lane.ring.nacked()
+            if frame is None:
+                continue
+            seq, count = lane.ring.first_seq_of(frame), lane.ring.count_of(frame)
+            again = self._again(lane, seq, count, lane.ring.is_batch(frame))
+            lane.ring.rewrite(frame, again, self._runtime.epoch)
+            self._runtime.note("healed", stream=self.stream, dest=lane.dest, seq=seq, count=count)
+            self._runtime.job.wake(lane.dest)
+
+    def _again(self, lane: _Lane, seq: int, count: int, batch: bool) -> np.ndarray:
+        if not batch:
+            return self._must(lane, seq)
+        return np.stack([self._must(lane, number) for number in range(seq, seq + count)])
+
+    def _must(self, lane: _Lane, seq: int) -> np.ndarray:
+        again = self._pristine(lane, seq)
+        if again is None:
+            raise FtrtError(
+                f"rank {self._runtime.rank}: message {seq} of stream {self.stream!r} is damaged at "
+                f"rank {lane.dest} and no copy of it is left"
+            )
+        return again
+
+    def _pristine(self, lane: _Lane, seq: int) -> np.ndarray | None:
+        if self._replay is not None:
+            return np.asarray(self._replay(seq))
+        if self._spool is not None:
+            return self._spool.read(seq)
+        for first, payload, batch in lane.copies:
+            if batch and first <= seq < first + len(payload):
+                return payload[seq - first]
+            if not batch and seq == first:
+                return payload
+        return None
+
+    def free_spool(self) -> None:
+        """Give back the storage of what every receiver has consumed."""
+        if self._spool is None:
+            return
+        consumed = min(lane.ring.oldest_seq_held for lane in self._lanes) - 1
+        if consumed > self._spooled_free:
+            self._spooled_free = consumed
+            self._spool.free(consumed)
+
+    def abort(self) -> None:
+        """Fault injection: give up the rings and go on in new ones from what counts."""
+        rt = self._runtime
+        for lane in self._lanes:
+            sealed = seal_sender(lane.ring.path)
+            lane.have.add(1, max(0, sealed["next_seq"] - 1))
+            self._generation += 1
+            lane.ring = self._new_ring(lane.dest)
+            rt.note("aborted", stream=self.stream, dest=lane.dest, upto=sealed["next_seq"] - 1)
+            if self.last_seq is not None:
+                lane.ring.close(self.last_seq)
+            rt.job.wake(lane.dest)
+
+    # -- epochs and the end ------------------------------------------------------------------
+
+    def rebind(self, ledger) -> None:
+        """Go on in the ledger of a new epoch."""
+        for lane in self._lanes:
+            lane.log = ledger.stream(SENT, self.stream, self._runtime.rank, lane.dest)
+            if self.last_seq is not None:
+                lane.log.finish(self.last_seq)
+
+    def close(self) -> None:
+        """Record the last number; receivers end after it. Does not wait for them."""
+        if self.last_seq is not None:
+            return
+        self.last_seq = self.next_seq - 1
+        for lane in self._lanes:
+            while True:
+                try:
+                    lane.log.finish(self.last_seq)
+                    break
+                except LedgerClosed:
+                    self._runtime.advance()
+            lane.ring.close(self.last_seq)
+            self._runtime.job.wake(lane.dest)
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if kind is None:
+            self.close()
+
+
+def _up_to(marks: Marks, delivered: int) -> Marks:
+    if delivered >= 1:
+        marks.add(1, delivered)
+    return marks
+
+
+def _span(copy: tuple) -> int:
+    _, payload, batch = copy
+    return len(payload) if batch else 1
