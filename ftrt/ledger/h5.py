@@ -50,14 +50,24 @@ def _create(path, datasets, magic: bytes) -> None:
     path = Path(path)
     temporary = path.with_name(f"tmp-{uuid.uuid4().hex}")
     try:
+        _probe(temporary, sum(dtype.itemsize * count for _, dtype, count in datasets))
         _write_file(temporary, datasets, magic)
         os.rename(temporary, path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
         raise LedgerError(f"{path}: cannot be made: {_reason(error)}") from error
 
 
-def _reason(error: OSError) -> str:
+def _probe(path: Path, length: int) -> None:
+    """Find a full disk before HDF5 does, which would keep the file open when its close fails."""
+    with open(path, "xb") as file:
+        os.posix_fallocate(file.fileno(), 0, length + 8192)
+    path.unlink()
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "no space left for it; free some or choose another ledger directory"
     return os.strerror(error.errno) if error.errno else str(error)

@@ -174,6 +174,8 @@ class StreamLog:
                 return
             if status == commit.SHUT:
                 self._raise_closed()
+            if status == commit.RANGE and int(seqs.max()) >= layout.SEQ_LIMIT:
+                raise UsageError(f"stream {self.name!r}: cannot record number {seqs.max()}")
             if self._fit(status, int(seqs[0])):
                 continue
             if self._cursor[commit.EVENTS] == 0 and seqs.size > 1:
@@ -186,8 +188,6 @@ class StreamLog:
         """Make room in this segment for a batch that wants ``status`` words."""
         cursor = self._cursor
         if status == commit.RANGE:
-            if first >= layout.SEQ_LIMIT:
-                raise UsageError(f"stream {self.name!r}: cannot record number {first}")
             if cursor[commit.BASE] < 0:
                 self._set_base(first)
                 return True
