@@ -93,8 +93,8 @@ def check_effects(directory, expected):
 
 def _read(directory):
     """Return how often each effect was committed, and those that ended an incarnation."""
-    commits = Counter()
-    unfinished = set()
+    commits: Counter = Counter()
+    unfinished: set = set()
     for path in sorted(Path(directory).iterdir()):
         name = _NAME.fullmatch(path.name)
         if name is None:
