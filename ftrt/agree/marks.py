@@ -162,7 +162,7 @@ class Marks:
         repeated = 0
         for index in range(lo, hi):
             overlap = min(end, self._ends[index]) - max(start, self._starts[index]) + 1
-            repeated += max(0, overlap)
+            repeated += overlap  # 0 where they only touch
         if lo < hi:
             start, end = min(start, self._starts[lo]), max(end, self._ends[hi - 1])
         self._starts[lo:hi], self._ends[lo:hi] = [start], [end]

@@ -123,6 +123,13 @@ def test_a_hot_spare_takes_over():
     assert host.recovery.state is State.RUNNING and host.recovery.epoch == TWO
 
 
+def test_a_death_seen_twice_is_one_death():
+    host = Host(2, spares=1)
+    host.die(0, by="mutex")
+    host.die(0, by="evicted")
+    assert host.killed == [0] and names(host) == ["Kill", "CloseLedgers"]
+
+
 def test_a_process_that_is_surely_gone_is_not_killed():
     host = Host(2, spares=1)
     host.die(0, by="pidfd")
@@ -157,8 +164,8 @@ def test_a_spare_dies_unused():
 def test_a_finished_rank_needs_no_replacement():
     host = Host(3)
     host.tell(ev.ProcessFinished(1))
-    host.die(1)
-    assert names(host) == [] and host.recovery.state is State.RUNNING
+    host.die(1, by="mutex")
+    assert host.log == [] and host.recovery.state is State.RUNNING
     host.tell(ev.ProcessFinished(0))
     host.tell(ev.ProcessFinished(2))
     assert isinstance(host.end, End)
@@ -211,6 +218,7 @@ def test_a_record_that_cannot_be_written_is_a_named_end():
 
 def test_a_restart_goes_on_with_all_new_processes():
     host = Host(3, restarts=1)
+    host.tell(ev.ProcessFinished(0))
     host.die(1)
     host.settle()
     assert host.end.restart
@@ -221,7 +229,10 @@ def test_a_restart_goes_on_with_all_new_processes():
     assert host.recovery.epoch == EpochId("job", 2, 2)
     assert host.recovery.membership == Membership(((0, 10), (1, 13), (2, 12)))
     assert host.acting == {0: 10, 1: 13, 2: 12}
-    host.die(12)
+    host.tell(ev.ProcessFinished(13))
+    host.tell(ev.ProcessFinished(12))
+    assert host.end is None  # rank 0 runs again, whatever it had finished before
+    host.die(10)
     host.settle()
     assert isinstance(host.end, Fail) and not host.end.restart
 
