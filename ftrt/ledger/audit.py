@@ -77,15 +77,16 @@ def audit(directory) -> dict:
     if not directory.is_dir():
         raise LedgerError(f"{directory}: no such ledger directory")
     streams: dict[tuple, _Stream] = {}
-    epochs, found = set(), _gather(directory)
+    epochs, found = set(record.epochs(directory)), _gather(directory)
+    if not found:
+        raise LedgerError(f"{directory}: holds no ledger")
     for epoch, decoded in found:
-        epochs.add(epoch)
+        if decoded:  # else it was made beforehand, for an epoch that may never come
+            epochs.add(epoch)
         for described, table in decoded:
             key = described["stream"], described["source"], described["dest"]
             streams.setdefault(key, _Stream()).add(described, table)
-    if not epochs:
-        raise LedgerError(f"{directory}: holds no ledger")
-    return _report(streams, epochs | set(record.epochs(directory)))
+    return _report(streams, epochs)
 
 
 def _gather(directory: Path) -> list[tuple[int, list]]:

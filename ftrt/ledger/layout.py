@@ -83,14 +83,6 @@ def split_head(head: int) -> tuple[int, int, bool, bool]:
     return words, run, closed, int(head_word(words, run)) == head
 
 
-def check7_array(words: np.ndarray) -> np.ndarray:
-    """:func:`check7` over the run words of an array."""
-    body = words & np.uint64(~CHECK_BITS & (1 << 64) - 1)
-    for shift in (7, 14, 28, 56):
-        body = body ^ body >> np.uint64(shift)
-    return (body ^ np.uint64(0x55)) & np.uint64(127)
-
-
 def guard(value: int) -> int:
     """``value`` (below 2**55) and 8 check bits in one word, so that one store publishes both."""
     return value << 8 | zlib.crc32(value.to_bytes(8, "little")) & 0xFF
@@ -111,7 +103,7 @@ def fields_check(record: np.ndarray, names: tuple[str, ...]) -> int:
 
 HEADER_FIELDS = ("magic", "version", "job", "attempt", "epoch", "rank", "segment", "incarnation",
                  "boot")
-STREAM_FIELDS = ("state", "kind", "name", "source", "dest")
+STREAM_CHECKED = STREAM.fields["base"][1]  # state, kind, name, source, dest
 USER_FIELDS = ("magic", "version", "length", "offsets", "counts")
 
 

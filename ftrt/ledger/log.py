@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class _Part:
         entry = segment.streams[index:index + 1]
         entry["kind"], entry["name"], entry["source"], entry["dest"] = kind, name, source, dest
         entry["state"] = 1
-        entry["check"] = layout.fields_check(entry[0], layout.STREAM_FIELDS)
+        entry["check"] = zlib.crc32(segment.entry_bytes(index))
         _step("stream.filled")
         empty = int(layout.head_word(0, 0))
         if atomics.swap_if(segment.whole, segment.head_index(index), 0, empty) != 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -146,7 +148,7 @@ def lock_directory(directory):
     """
     path = Path(directory) / "lock"
     try:
-        handle = open(path, "a+", encoding="ascii")
+        handle = open(path, "a+", encoding="ascii")  # noqa: SIM115 - the lock lasts as long
     except OSError as error:
         raise LedgerError(f"{directory}: cannot be locked: {error.strerror}") from error
     try:
@@ -183,7 +185,8 @@ def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20
     except OSError as error:
         raise LedgerError(_unusable(directory, error, need_bytes)) from error
     finally:
-        _remove(probe)
+        with contextlib.suppress(OSError):  # it may never have been made; that is being raised
+            probe.unlink(missing_ok=True)
     if job is not None and (directory / "job.json").exists():
         found = read_job(directory).get("job")
         if found != job:
@@ -191,16 +194,7 @@ def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20
                               "directory, or remove it if that job is no longer needed")
 
 
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        pass  # nothing could be made there either; the reason is being raised
-
-
 def _unusable(directory: Path, error: OSError, need_bytes: int) -> str:
-    import errno
-
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{directory}: is read-only for this user; choose a directory you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import uuid
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from .. import atomics
 from ..atomics import fetch_or
 from ..errors import LedgerDamaged
 from . import layout
-from .layout import CLOSED
+from .layout import CLOSED, check7, run_word
 from .pool import LedgerPool
 from .segment import Segment
 
@@ -76,11 +78,10 @@ class RankCloser:
             job = json.loads((self.directory / "job.json").read_text())["job"]
         except (OSError, ValueError, KeyError):
             job = str(uuid.UUID(int=0))
-        try:
+        # Where it exists by now its owner was faster; it is closed like any other.
+        with contextlib.suppress(FileExistsError):
             LedgerPool(self.directory, pages=1).claim(
                 self.epoch, self.rank, 0, job=job, attempt=0, incarnation=-1, closed=True)
-        except FileExistsError:
-            pass  # its owner was faster; it is closed like any other
 
 
 def close_rank(directory, epoch: int, rank: int) -> list[dict]:
@@ -88,28 +89,51 @@ def close_rank(directory, epoch: int, rank: int) -> list[dict]:
     return RankCloser(directory, epoch, rank).close()
 
 
+@njit("intp(uint64[::1], intp, intp, intp, uint64, uint64, uint64[::1])", cache=True,
+      nogil=True)
+def _gather(whole, at_pages, pages, at_words, owner, run, table):
+    """Copy a stream's run words, the last with its length from the head, until one is damaged.
+
+    Returns how many were copied.
+    """
+    done = 0
+    for page in range(pages):
+        if whole[at_pages + page] != owner:
+            continue
+        for i in range(min(layout.PAGE_WORDS, table.size - done)):
+            word = whole[at_words + page * layout.PAGE_WORDS + i]
+            body = word & ~(np.uint64(127) << np.uint64(56))
+            if body | (check7(body) << np.uint64(56)) != word:
+                return done
+            table[done] = word
+            done += 1
+    if done == table.size and done > 0:
+        last = table[done - 1]
+        table[done - 1] = run_word(last & np.uint64(0xFFFFFFFF), run, last >> np.uint64(63))
+    return done
+
+
 def stream_words(segment: Segment, index: int, words: int, run: int) -> np.ndarray:
     """First ``words`` run words of a stream, the last with its length from the head."""
-    owners = segment.pages
-    mine = np.flatnonzero(owners == np.uint64(layout.guard(index + 1)))
-    if words > mine.size * layout.PAGE_WORDS:
-        raise LedgerDamaged(f"{segment.path}: stream {index} has {words} run words but "
-                            f"{mine.size} pages")
-    mine = mine[:-(-words // layout.PAGE_WORDS)]
-    table = segment.words.reshape(-1, layout.PAGE_WORDS)[mine].reshape(-1)[:words].copy()
-    if np.any(layout.check7_array(table) != (table >> np.uint64(56) & np.uint64(127))):
-        raise LedgerDamaged(f"{segment.path}: stream {index} has a run word with a wrong check")
-    if words:
-        last = int(table[-1])
-        table[-1] = layout.run_word(last & 0xFFFFFFFF, run, last >> 63)
+    if words > segment.words.size:
+        raise LedgerDamaged(f"{segment.path}: stream {index} claims {words} run words")
+    table = np.empty(words, np.uint64)
+    done = _gather(segment.whole, segment.at_pages, segment.pages.size, segment.at_words,
+                   layout.guard(index + 1), run, table)
+    if done != words:
+        raise LedgerDamaged(f"{segment.path}: run word {done} of {words} of stream {index} is "
+                            "missing or has a wrong check")
     return table
 
 
-def _runs(table: np.ndarray, base: int) -> np.ndarray:
+@njit("int64[:,::1](uint64[::1], int64)", cache=True, nogil=True)
+def _runs(table, base):
     runs = np.empty((table.size, 3), np.int64)
-    runs[:, 0] = (table & np.uint64(0xFFFFFFFF)).astype(np.int64) + base
-    runs[:, 1] = (table >> np.uint64(32) & np.uint64(layout.MAX_RUN)).astype(np.int64)
-    runs[:, 2] = (table >> np.uint64(63)).astype(np.int64)
+    for i in range(table.size):
+        word = table[i]
+        runs[i, 0] = base + np.int64(word & np.uint64(0xFFFFFFFF))
+        runs[i, 1] = np.int64((word >> np.uint64(32)) & np.uint64(layout.MAX_RUN))
+        runs[i, 2] = np.int64(word >> np.uint64(63))
     return runs
 
 
@@ -130,7 +154,7 @@ def _describe(segment: Segment, index: int, head: int) -> tuple[dict, np.ndarray
     """Seal of one stream and its runs, as of ``head``."""
     words, run, _, intact = layout.split_head(head)
     entry = segment.streams[index]
-    if not intact or entry["check"] != layout.fields_check(entry, layout.STREAM_FIELDS):
+    if not intact or entry["check"] != zlib.crc32(segment.entry_bytes(index)):
         raise LedgerDamaged(f"{segment.path}: entry of stream {index} has a wrong check")
     table = stream_words(segment, index, words, run)
     runs = _runs(table, _guarded(segment, index, "base") if words else 0)

@@ -26,7 +26,8 @@ def map_file(path, magic: bytes, *, write: bool = True):
         size = os.fstat(file.fileno()).st_size
         if size < layout.USERBLOCK:
             raise LedgerDamaged(f"{path}: truncated to {size} bytes")
-        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+        # A private map shows what is in the file, and compiled code takes only writable arrays.
+        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_COPY
         view = mmap.mmap(file.fileno(), size, access=access)
     user = np.frombuffer(view, layout.USER, 1)[0]
     check_user(path, user, size, magic)
@@ -119,6 +120,11 @@ class Segment:
     def sync(self) -> None:
         """Write the map to stable storage."""
         self._map.flush()
+
+    def entry_bytes(self, stream: int) -> bytes:
+        """What the check of a stream's entry covers."""
+        at = (self.at_streams + stream * layout.STREAM_WORDS) * 8
+        return self._map[at:at + layout.STREAM_CHECKED]
 
     def head_index(self, stream: int) -> int:
         """Index of a stream's head word in ``whole``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 import zlib
 from pathlib import Path
 
@@ -101,7 +100,7 @@ class _Buffer:
         record = self.file.slots[self.slot:self.slot + 1]
         record["version"], record["key"] = version, key
         record["offset"], record["capacity"] = self.offset, self.capacity
-        for name, value in zip(_REF, ref):
+        for name, value in zip(_REF, ref, strict=True):
             record[name] = value
         record["length"], record["checksum"] = at - self.offset, checksum
         _step("state.described")
@@ -145,11 +144,21 @@ class StateStore:
             An array is stored raw, everything else pickled.
         ref : (epoch, stream index, segment, event)
             From :meth:`StreamLog.next_ref`.
+
+        Notes
+        -----
+        If it raises, the puts with the same reference before it are discarded too.
         """
+        try:
+            self._put(key, value, tuple(int(part) for part in ref))
+        except BaseException:
+            self.discard()  # the effect is void as a whole
+            raise
+
+    def _put(self, key: str, value, ref: tuple) -> None:
         name = key.encode()
         if not 0 < len(name) <= statefmt.KEY_BYTES or "\0" in key:
             raise UsageError(f"state key {key!r}: must have 1 to {statefmt.KEY_BYTES} bytes")
-        ref = tuple(int(part) for part in ref)
         if self._pending and ref != self._pending_ref:
             self._settle()
         pieces = statefmt.encode(value)

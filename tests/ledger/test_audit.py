@@ -155,6 +155,14 @@ def test_one_row_for_each_receiver(pool):
     assert [(row["dest"], row["losses"]) for row in rows] == [(1, 0), (2, 1)]
 
 
+def test_ledgers_made_beforehand_are_no_epoch(pool):
+    out, _ = both_ends(pool)
+    out.finish(0)
+    pool.claim(2, 0, 0, job=JOB, attempt=1, incarnation=0)
+    found = audit(pool.directory)
+    assert found["ok"] and found["epochs"] == 1
+
+
 def test_nothing_to_audit(tmp_path):
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(LedgerError, match="no such|holds no ledger"):

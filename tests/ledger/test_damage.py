@@ -8,7 +8,7 @@ import uuid
 
 import numpy as np
 import pytest
-from ledger_support import make_directory, open_ledger, run_child
+from ledger_support import open_ledger, run_child
 
 from ftrt.errors import LedgerDamaged, LedgerError
 from ftrt.ledger import audit, h5, layout, record, seal, state

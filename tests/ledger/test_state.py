@@ -100,6 +100,15 @@ def test_zombie_cannot_touch_the_sealed_version(pool, log, store):
     assert state.restore(pool.directory, entries) == {"x": 1}
 
 
+def test_failed_put_takes_the_others_of_its_effect_along(pool, log, store):
+    store.put("x", 1, log.next_ref(1))
+    with pytest.raises(TypeError):
+        store.put("y", (i for i in ()), log.next_ref(1))
+    store.put("z", 2, log.next_ref(1))
+    log.append(1)
+    assert valid(pool) == {"z": 2}
+
+
 def test_misuse(log, store):
     for key in ("", "x" * 129):
         with pytest.raises(UsageError):
