@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ftrt.agree import events as ev
+from ftrt.agree.epoch import Membership, Outcome, plan_members
 from ftrt.agree.events import State
 
 R, C, W, P = State.RUNNING, State.CLOSING, State.RECORDING, State.PUBLISHING
@@ -75,5 +76,25 @@ def _cell(state: State, event: type) -> str:
     return ", ".join("·" if after is state else after.name for after in row[1])
 
 
+def outcomes(most_ranks: int = 5, most_spares: int = 3) -> str:
+    """Decide for every set of dead processes; count those that go on and those that fail."""
+    heads = ["1 spare" if n == 1 else f"{n} spares" for n in range(most_spares + 1)]
+    lines = ["| ranks | " + " | ".join(heads) + " |", "|---" * (most_spares + 2) + "|"]
+    for ranks in range(1, most_ranks + 1):
+        cells = (_tally(Membership.initial(ranks, spares)) for spares in range(most_spares + 1))
+        lines.append(f"| {ranks} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _tally(membership: Membership) -> str:
+    """Try all subsets of the processes as the dead; give "continued / failed"."""
+    everybody = sorted(membership.processes)
+    continued = 0
+    for bits in range(1 << len(everybody)):
+        dead = {process for at, process in enumerate(everybody) if bits >> at & 1}
+        continued += plan_members(membership, dead).outcome is Outcome.CONTINUED
+    return f"{continued} / {(1 << len(everybody)) - continued}"
+
+
 if __name__ == "__main__":
-    print(f"```mermaid\n{mermaid()}\n```\n\n{markdown()}")
+    print(f"```mermaid\n{mermaid()}\n```\n\n{markdown()}\n\n{outcomes()}")

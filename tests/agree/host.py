@@ -89,3 +89,18 @@ class Host:
 def names(host):
     """Return the kinds of effects so far, notes left out."""
     return [type(effect).__name__ for effect in host.log if not isinstance(effect, ef.Note)]
+
+
+def told(host):
+    """Tell what the host did, a line an effect, as a reviewer would."""
+    return "\n".join(_line(effect) for effect in host.log)
+
+
+def _line(effect):
+    name = type(effect).__name__
+    if isinstance(effect, ef.Note):
+        return f"             # {effect.text}"
+    shown = ("process", "rank", "ranks", "members", "spares", "dead")
+    parts = [f"{key}={vars(effect)[key]}" for key in shown if key in vars(effect)]
+    epoch = f"epoch {effect.epoch.counter}" if hasattr(effect, "epoch") else ""
+    return " ".join(filter(None, [f"{name:12}", epoch, *parts])).rstrip()
