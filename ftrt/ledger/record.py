@@ -187,9 +187,9 @@ def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20
     finally:
         with contextlib.suppress(OSError):  # it may never have been made; that is being raised
             probe.unlink(missing_ok=True)
-    if job is not None and (directory / "job.json").exists():
+    if (directory / "job.json").exists():
         found = read_job(directory).get("job")
-        if found != job:
+        if job is not None and found != job:
             raise LedgerError(f"{directory}: holds the ledger of job {found}; choose another "
                               "directory, or remove it if that job is no longer needed")
 

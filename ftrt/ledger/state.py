@@ -31,7 +31,7 @@ class _StateFile:
         self.whole = np.frombuffer(self._map, np.uint64)
         self.slots = np.frombuffer(self._map, statefmt.SLOT, statefmt.SLOTS, at)
         self.data = np.frombuffer(self._map, np.uint8, int(user["counts"][1]), data)
-        self._at_check = at // 8 + statefmt.SLOT.fields["check"][1] // 8
+        self._at_slots, self._at_check = at, at // 8 + statefmt.SLOT.fields["check"][1] // 8
         self.used_slots = self.used_bytes = 0
 
     def sync(self) -> None:
@@ -43,19 +43,24 @@ class _StateFile:
                 and self.used_bytes + capacity <= self.data.size)
 
     def take(self, capacity: int) -> _Buffer:
-        """A new buffer of ``capacity`` bytes."""
+        """A new buffer of ``capacity`` bytes, a multiple of ``_ALIGN``."""
         buffer = _Buffer(self, self.used_slots, self.used_bytes, capacity)
         self.used_slots += 1
-        self.used_bytes += -(-capacity // _ALIGN) * _ALIGN
+        self.used_bytes += capacity
         return buffer
 
     def check_at(self, slot: int) -> int:
         return self._at_check + slot * statefmt.SLOT.itemsize // 8
 
+    def describe(self, slot: int, fields: bytes) -> None:
+        """Write a slot's fields, all but its check."""
+        at = self._at_slots + slot * statefmt.SLOT.itemsize
+        self._map[at:at + len(fields)] = fields
+
     def entry(self, slot: int) -> dict | None:
         """What a slot holds, None if it is empty or was being written."""
         record = self.slots[slot]
-        if record["check"] == 0 or record["check"] != _slot_check(record):
+        if record["check"] != _check(record.tobytes()[:statefmt.FIELDS.size]):
             return None
         return {
             "key": record["key"].decode(), "file": self.path.name, "buffer": slot,
@@ -74,8 +79,8 @@ class _StateFile:
         return data
 
 
-def _slot_check(record) -> int:
-    return layout.fields_check(record, statefmt.SLOT_FIELDS) | 1 << 32
+def _check(fields: bytes) -> int:
+    return zlib.crc32(fields) | 1 << 32  # never 0, which is an empty slot
 
 
 class _Buffer:
@@ -97,15 +102,11 @@ class _Buffer:
             self.file.data[at:at + view.size] = view
             at, checksum = at + view.size, zlib.crc32(view, checksum)
             _step("state.copied")
-        record = self.file.slots[self.slot:self.slot + 1]
-        record["version"], record["key"] = version, key
-        record["offset"], record["capacity"] = self.offset, self.capacity
-        for name, value in zip(_REF, ref, strict=True):
-            record[name] = value
-        record["length"], record["checksum"] = at - self.offset, checksum
+        fields = statefmt.FIELDS.pack(version, key, self.offset, self.capacity, *ref,
+                                      at - self.offset, checksum)
+        self.file.describe(self.slot, fields)
         _step("state.described")
-        check = _slot_check(record[0])
-        atomics.store(self.file.whole, self.file.check_at(self.slot), check)
+        atomics.store(self.file.whole, self.file.check_at(self.slot), _check(fields))
         _step("state.written")
 
 
@@ -200,13 +201,13 @@ class StateStore:
 
     def _take(self, size: int) -> _Buffer:
         """A new buffer, with room to grow; in a new state file if the last one is full."""
-        capacity = max(_ALIGN, size + size // 2)
+        capacity = -(-max(_ALIGN, size + size // 4) // _ALIGN) * _ALIGN
         if not self._files or not self._files[-1].fits(capacity):
             number = len(self._files)
             path = self.directory / _file_name(self.epoch, self.rank, number)
             if path.exists():
                 raise LedgerError(f"{path}: another process writes it already")
-            h5.create_state_file(path, max(_MIN_FILE, 4 * capacity))
+            h5.create_state_file(path, max(_MIN_FILE, 2 * capacity))
             _step("state.file")
             self._files.append(_StateFile(path))
         return self._files[-1].take(capacity)

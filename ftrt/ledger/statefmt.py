@@ -15,7 +15,7 @@ SLOT = np.dtype([
     ("epoch", "<i8"), ("stream", "<i8"), ("segment", "<i8"), ("event", "<i8"),
     ("length", "<u8"), ("checksum", "<u8"), ("check", "<u8"),
 ])
-SLOT_FIELDS = tuple(name for name in SLOT.names if name != "check")
+FIELDS = struct.Struct(f"<Q{KEY_BYTES}s2Q4q2Q")  # a slot without its check
 
 
 def encode(value) -> list:

@@ -130,6 +130,12 @@ def test_directory_of_another_job(tmp_path):
         record.check_directory(tmp_path, "b")
 
 
+def test_directory_of_a_newer_version(tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps({"format": layout.VERSION + 1, "job": "a"}))
+    with pytest.raises(LedgerDamaged, match="newer ftrt .*; read it with that version"):
+        record.check_directory(tmp_path)
+
+
 def test_read_only_directory(tmp_path):
     os.chmod(tmp_path, 0o500)
 
