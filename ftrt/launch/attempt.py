@@ -15,7 +15,7 @@ from typing import Any
 from ftrt.launch import leftovers
 from ftrt.launch.judge import Verdict, judge, read_ranks
 from ftrt.launch.output import Output
-from ftrt.launch.screen import PlainScreen
+from ftrt.launch.screen import PlainScreen, Suspicions
 
 #: How long mpirun may take to end once the ranks are done, have failed, or were told to stop.
 GRACE_S = 5.0
@@ -97,6 +97,7 @@ class Attempt:
         self._events = events
         self._screen = screen
         self._number = int(env["FTRT_ATTEMPT"])
+        self._suspicions = Suspicions()
         self.output = Output(screen.out, screen.err)
         self.records: dict[int, dict[str, Any]] = {}
 
@@ -121,7 +122,7 @@ class Attempt:
         finally:
             self._tear_down(process)
         self._show_events()  # and the output was read to its end
-        return verdict if stop.signum else self._judge(ended=True)
+        return verdict if stop.signum else self._with_reason(self._judge(ended=True))
 
     def _follow(self, process: subprocess.Popen[str], stop: Stop) -> Verdict:
         """Return once the attempt is decided, told to stop, or without an mpirun."""
@@ -146,13 +147,22 @@ class Attempt:
         return verdict
 
     def _show_events(self) -> None:
-        for event in self._events.new(self._number):
+        new = self._events.new(self._number)
+        for event in self._suspicions.pass_on(new, time.monotonic()):
             self._screen.event(event)
         counts = Counter(event.get("event") for event in self._events.seen)
         self._screen.progress(
-            f"attempt {self._number}, {counts['fault']} faults, {counts['recovery']} recoveries, "
+            f"attempt {self._number}, faults: {counts['fault']}, recoveries: {counts['recovery']}, "
             f"{len(self.records)} of {self._ranks} ranks ended"
         )
+
+    def _with_reason(self, verdict: Verdict) -> Verdict:
+        """The host's agent knows best why nothing could be repaired."""
+        for event in self._events.seen:
+            known = event.get("event") == "failed" and event.get("attempt") == self._number
+            if verdict.kind == "failed" and known and event.get("reason"):
+                return Verdict("failed", str(event["reason"]))
+        return verdict
 
     def _wait(self, process: subprocess.Popen[str], timeout_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

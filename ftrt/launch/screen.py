@@ -24,28 +24,71 @@ _WORDS = {
 def event_line(event: dict[str, Any]) -> str | None:
     """Return the line that tells an event, or None if it is not worth one.
 
-    >>> event_line({"t": 1.5, "event": "recovery", "rank": 1, "phases_ms": {"seal": 0.21}})
-    '  1.500 s  recovery   rank 1, seal 0.2 ms'
+    >>> event_line({"t": 1.5, "event": "recovery", "rank": 1, "phases_ms": {"close": 0.21}})
+    '  1.500 s  recovery   rank 1, close 0.2 ms'
     """
     word = _WORDS.get(str(event.get("event")))
     if word is None:
         return None
-    parts = [
-        f"{name} {event[name]}" for name in ("rank", "process", "epoch") if _given(event, name)
-    ]
+    parts = [f"{name} {event[name]}" for name in ("rank", "epoch") if _given(event, name)]
     if _given(event, "kind"):
         parts.insert(0, str(event["kind"]))
-    if _given(event, "by"):
+    if phases := event.get("phases_ms"):
+        parts.append(", ".join(f"{name} {ms:.1f}" for name, ms in phases.items()) + " ms")
+    elif _given(event, "by"):
         parts.append(f"by {event['by']}")
-    phases = event.get("phases_ms") or {}
-    parts += [f"{name} {ms:.1f} ms" for name, ms in phases.items()]
     if event.get("reason"):
         parts.append(str(event["reason"]))
-    return f"{float(event.get('t') or 0):7.3f} s  {word:<9}  {', '.join(parts)}"
+    return f"{_time(event):7.3f} s  {word:<9}  {', '.join(parts)}"
 
 
 def _given(event: dict[str, Any], name: str) -> bool:
     return event.get(name) is not None
+
+
+class Suspicions:
+    """Holds a suspicion back until it has lasted, so that a busy machine does not fill the screen.
+
+    Parameters
+    ----------
+    show_after_s : float
+        Those that are cleared earlier are never shown, and neither is their clearing.
+    """
+
+    def __init__(self, show_after_s: float = 0.5) -> None:
+        self._show_after_s = show_after_s
+        self._held: dict[Any, tuple[float, dict[str, Any]]] = {}
+        self._lasting: set[Any] = set()
+
+    def pass_on(self, events: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
+        """Return what is to be shown at ``now``, a monotonic time in seconds."""
+        shown = []
+        for event in events:
+            name, process = event.get("event"), event.get("process")
+            if name == "suspected":
+                self._held[process] = (now, event)
+            elif name == "cleared":
+                shown += self._end(process, event)
+            else:
+                shown.append(event)
+        for process, (since, event) in list(self._held.items()):
+            if now - since >= self._show_after_s:
+                shown.append(event)
+                self._lasting.add(process)
+                del self._held[process]
+        return sorted(shown, key=_time)
+
+    def _end(self, process: Any, cleared: dict[str, Any]) -> list[dict[str, Any]]:
+        if process in self._lasting:
+            self._lasting.remove(process)
+            return [cleared]
+        _, suspected = self._held.pop(process, (0.0, cleared))
+        lasted_s = _time(cleared) - _time(suspected)
+        return [suspected, cleared] if lasted_s >= self._show_after_s else []
+
+
+def _time(event: dict[str, Any]) -> float:
+    return float(event.get("t") or 0)
 
 
 class PlainScreen:
@@ -108,7 +151,7 @@ class TerminalScreen(PlainScreen):
 
     def note(self, text: str) -> None:
         """Show a line of ftrt's own."""
-        self._console.print(f"ftrt: {text}", style="cyan", markup=False)
+        self._console.print(text, style="cyan", markup=False)
 
     def out(self, text: str) -> None:
         """Pass on a line of the program's stdout."""

@@ -6,7 +6,7 @@ import pytest
 
 from ftrt.launch.judge import judge, read_ranks
 from ftrt.launch.run import audit_line
-from ftrt.launch.screen import event_line
+from ftrt.launch.screen import Suspicions, event_line
 
 
 def record(status, reason="", traceback=""):
@@ -48,11 +48,39 @@ def test_half_written_record_counts_as_absent(tmp_path):
 
 
 def test_event_line_has_phases_in_ms():
-    event = {"t": 2, "event": "recovery", "rank": 1, "epoch": 2, "phases_ms": {"seal": 0.5}}
-    assert event_line(event) == "  2.000 s  recovery   rank 1, epoch 2, seal 0.5 ms"
+    phases = {"close": 0.5, "record": 1.26}
+    event = {"t": 2, "event": "recovery", "rank": 1, "epoch": 2, "phases_ms": phases}
+    assert event_line(event) == "  2.000 s  recovery   rank 1, epoch 2, close 0.5, record 1.3 ms"
     assert event_line({"event": "progress"}) is None
 
 
 def test_audit_line_counts():
     line = audit_line({"ok": False, "sent": 3, "losses": [{"seq": 2}], "open": []})
     assert line == "audit NOT OK: sent 3, losses 1, open 0"
+
+
+def suspected(t):
+    return {"t": t, "event": "suspected", "process": 2}
+
+
+def cleared(t):
+    return {"t": t, "event": "cleared", "process": 2}
+
+
+def test_short_suspicions_are_not_shown():
+    suspicions = Suspicions(0.5)
+    other = {"t": 1.1, "event": "fault"}
+    assert suspicions.pass_on([suspected(1.0), other], 11.0) == [other]
+    assert suspicions.pass_on([cleared(1.2)], 11.2) == []
+    assert suspicions.pass_on([], 13.0) == []
+
+
+def test_long_suspicions_are_shown_with_their_end():
+    suspicions = Suspicions(0.5)
+    assert suspicions.pass_on([suspected(1.0)], 11.0) == []
+    assert suspicions.pass_on([], 11.6) == [suspected(1.0)]
+    assert suspicions.pass_on([cleared(1.8)], 11.8) == [cleared(1.8)]
+    assert suspicions.pass_on([suspected(2.0), cleared(2.9)], 12.9) == [
+        suspected(2.0),
+        cleared(2.9),
+    ]

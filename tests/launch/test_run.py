@@ -112,9 +112,11 @@ end("done" if attempt == 2 else "failed", "no spare is left")
 
 
 def test_out_of_restarts_is_exit_3_with_the_reason(start, capsys):
-    report = start("end('failed', 'no spare is left')", restarts=1)
+    body = "if rank == 0: event(t=1, attempt=attempt, event='failed', reason='no spare is left')\n"
+    report = start(body + "time.sleep(0.2)\nend('failed', 'my peer is gone')", restarts=1)
     assert (report.exit, report.attempts) == (3, 2)
-    assert "no spare is left" in capsys.readouterr().err
+    assert report.reason == "no spare is left"
+    assert "exit 3: no spare is left" in capsys.readouterr().err
 
 
 def test_nothing_is_left_behind(start, tmp_path):
