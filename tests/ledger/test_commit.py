@@ -2,6 +2,8 @@
 
 import os
 import struct
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -154,6 +156,12 @@ def test_ledger_claimed_for_us_has_one_owner(pool):
     with pytest.raises(LedgerError, match="another process"):
         open_ledger(pool)
     log.append(1)
+
+
+def test_mapping_and_committing_need_no_hdf5():
+    code = ("import sys, ftrt.ledger.log, ftrt.ledger.seal, ftrt.ledger.state, ftrt.ledger.audit;"
+            "sys.exit('h5py' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_misuse_is_refused(pool):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import h5py
 import numpy as np
@@ -54,7 +55,7 @@ def test_killed_while_committing_fast(tmp_path):
         child = start_child(lambda rank=rank, writer=writer: _commit_for_ever(pool, rank, writer))
         os.close(writer)
         os.read(reader, 1)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        time.sleep(delay_ms / 1000)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with open(reader, "rb") as file:
