@@ -94,7 +94,10 @@ class EpochPublished:
 
 @dataclass(frozen=True)
 class Restarted:
-    """The whole job was started again: `membership` is all new processes."""
+    """The whole job was started again: `membership` is all new processes.
+
+    From here on all events are about these; the processes of the attempt before are not told of.
+    """
 
     attempt: int
     membership: Membership

@@ -340,10 +340,12 @@ def found(now: Situation, event: ev.RecordFound) -> Step:
         return _fenced(now, event.epoch)
     old = () if now.fresh is not None else now.membership.members
     promotions = tuple(p for p in theirs.members if p not in old and p[1] in kept)
+    # Whoever it leaves out is gone for us; a spare may end by itself, a former member must not act.
+    left_out = now.acting.processes - theirs.processes
     acting = {process for _, process in now.acting.members}
-    dropped = sorted(acting - theirs.processes - now.dead)
+    dropped = sorted((acting & left_out) - now.dead)
     marks = now.marks if event.marks is None else merged(event.marks)
-    after = replace(now, marks=marks, dead=now.dead | set(dropped))
+    after = replace(now, marks=marks, dead=now.dead | left_out)
     after, effects = _enter(after, event.epoch, theirs, promotions)
     note = Note(f"the record of epoch {event.epoch} is not ours; it is adopted", "adopted")
     return after, (*(Kill(process) for process in dropped), note, *effects)

@@ -189,6 +189,15 @@ def test_the_end_waits_for_a_recovery():
     assert isinstance(host.end, End)
 
 
+def test_the_last_rank_may_finish_while_the_ledgers_close():
+    host = Host(2)
+    host.die(1, by="mutex")
+    host.tell(ev.ProcessFinished(1))
+    host.tell(ev.ProcessFinished(0))
+    host.settle()
+    assert isinstance(host.end, End) and host.end.epoch == TWO
+
+
 def test_a_suspicion_changes_no_epoch():
     host = Host(2, spares=1)
     host.tell(ev.Suspected(1))
@@ -246,6 +255,16 @@ def test_somebody_elses_record_is_adopted():
     assert host.recovery.membership == host.records[2] and host.acting == {1: 4}
 
 
+def test_the_marks_of_an_adopted_record_win():
+    host = at(State.RECORDING)
+    host.inbox.clear()
+    key = ("s", 0, 1)
+    theirs = {key: StreamMarks(*key, Marks(3))}
+    host.records[2] = Membership(((0, 0), (1, 3), (2, 2)))
+    host.tell(ev.RecordFound(TWO, host.records[2].members, (), theirs))
+    assert host.recovery.marks == theirs
+
+
 def test_an_adopted_record_with_a_dead_member_is_succeeded_at_once():
     host = at(State.RECORDING)
     host.inbox.clear()
@@ -260,6 +279,10 @@ def test_who_is_not_in_the_record_is_ended():
     host.records[2] = Membership(((0, 0), (1, 3), (2, 2)))
     host.tell(ev.RecordFound(TWO, host.records[2].members))
     assert host.killed == [1] and names(host)[0] == "CloseLedgers"
+    host.settle()
+    host.die(1)  # as was to be expected
+    host.die(4)  # a spare that the record does not list
+    assert host.recovery.state is State.RUNNING and host.recovery.epoch == TWO
 
 
 @pytest.mark.parametrize(
