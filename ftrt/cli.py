@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import click
 
 from ftrt import __version__
+from ftrt.bench import benchmarks
 from ftrt.errors import FtrtError, LedgerError, UsageError
 
 EXIT_USAGE, EXIT_IMPOSSIBLE = 2, 3
+
+#: Spread of the raw figure beyond which a benchmark's ratio says little.
+NOISY = 0.1
 
 
 class _Group(click.Group):
@@ -136,6 +141,46 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(len(value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+@click.group()
+def bench() -> None:
+    """Measure ftrt against the plain way to do the same, alternating in one run."""
+
+
+def _add_benchmark(name: str) -> None:
+    @bench.command(name, help=f"Measure ftrt.bench.{name}.")
+    @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+    def measure(as_json: bool) -> None:
+        rows = importlib.import_module(f"ftrt.bench.{name}").rows()
+        if as_json:
+            click.echo(json.dumps({"rows": rows}, indent=2))
+        else:
+            _print_rows(rows)
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("what", "unit") else "right")
+    for row in rows:
+        table.add_row(
+            *(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row.values())
+        )
+    console = Console(highlight=False, width=80)
+    console.print(table)
+    noisy = [row["what"] for row in rows if row.get("spread", 0) > NOISY]
+    if noisy:
+        console.print(f"raw itself spread by more than {NOISY:.0%} in: {', '.join(noisy)}")
+
+
+for _name in benchmarks():
+    _add_benchmark(_name)
+if bench.commands:
+    main.add_command(bench)
 
 
 if __name__ == "__main__":

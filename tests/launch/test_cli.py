@@ -1,0 +1,61 @@
+"""What the commands print and how they exit."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ftrt import cli
+
+STREAM = {
+    "stream": "a-stream-with-a-name-that-is-as-long-as-a-name-may-be-which-is-64",
+    "source": 1,
+    "sent": 100_000_000,
+    "consumed": 100_000_000,
+    "dropped": 0,
+    "duplicates": 0,
+    "losses": 0,
+    "closed": True,
+}
+
+
+@pytest.fixture
+def audit(monkeypatch, tmp_path):
+    def run(found, *options):
+        monkeypatch.setattr("ftrt.ledger.audit.audit", lambda directory: found)
+        return CliRunner().invoke(cli.main, ["audit", str(tmp_path), *options])
+
+    return run
+
+
+def test_clean_audit_fits_80_columns(audit):
+    result = audit({"ok": True, "sent": 3, "streams": [STREAM]})
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80
+    assert result.output.splitlines()[-1] == "audit ok: sent 3"
+
+
+def test_audit_with_a_loss_is_status_1(audit):
+    result = audit({"ok": False, "losses": 1, "streams": [{**STREAM, "losses": 1}]})
+    assert result.exit_code == 1
+    assert "audit NOT OK: losses 1" in result.output
+
+
+def test_audit_as_json(audit):
+    found = {"ok": True, "streams": [STREAM]}
+    assert json.loads(audit(found, "--json").output) == found
+
+
+def test_unreadable_ledger_is_status_2_and_one_line(tmp_path):
+    result = CliRunner().invoke(cli.main, ["audit", str(tmp_path / "nothing")])
+    assert result.exit_code == 2
+    assert len(result.output.splitlines()) == 1
+    assert str(tmp_path / "nothing") in result.output
+
+
+def test_noisy_benchmark_says_so(capsys):
+    row = {"what": "commit", "size": 1, "unit": "ns", "raw": 80.0, "ftrt": 90.0, "ratio": 1.125}
+    cli._print_rows([{**row, "spread": 0.02}])
+    assert "spread by" not in capsys.readouterr().out
+    cli._print_rows([{**row, "spread": 0.2}])
+    assert "raw itself spread by more than 10% in: commit" in capsys.readouterr().out
