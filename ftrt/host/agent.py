@@ -196,6 +196,7 @@ class Agent:
                 effect.spares,
                 effect.marks,
                 effect.promotions,
+                effect.dead,
             )
         except (OSError, LedgerError) as error:
             self.handle(ev.RecordFailed(effect.epoch, str(error)))
@@ -211,9 +212,11 @@ class Agent:
         self.record = record
         theirs = EpochId(record["job"], record["attempt"], record["epoch"])
         members = tuple((m["rank"], m["process"]) for m in record["members"])
-        self.handle(ev.RecordFound(theirs, members, tuple(record["spares"])))
+        entries = [StreamMarks.from_json(entry) for entry in record["marks"]]
+        marks = {entry.key: entry for entry in entries}
+        self.handle(ev.RecordFound(theirs, members, tuple(record["spares"]), marks))
 
-    def _write_record(self, epoch, parent, members, spares, marks, promotions) -> bool:
+    def _write_record(self, epoch, parent, members, spares, marks, promotions, dead=()) -> bool:
         self.ledgers.prepare(epoch.counter)
         since = {m["rank"]: m["since"] for m in self.record.get("members", [])}
         since.update({rank: epoch.counter for rank, _ in promotions})
@@ -233,6 +236,7 @@ class Agent:
                 for rank, process in members
             ],
             "spares": list(spares),
+            "dead": list(dead),
             "seals": [entry for seals in self._seals.values() for entry in seals],
             "marks": [self._mark_entry(entry) for entry in marks.values()],
             "states": evidence.states(

@@ -94,7 +94,7 @@ class Receiver:
         self.stream, self.source = stream, source
         state = runtime.stream_state(stream, source, runtime.rank)
         self._marks = state.marks.copy()
-        self._log = runtime.ledger.stream(CONSUMED, stream, source, runtime.rank)
+        self._log = runtime.stream_log(CONSUMED, stream, source, runtime.rank)
         self._ring: RecvRing | None = None
         self._generation = -1
         self._nacks = 0

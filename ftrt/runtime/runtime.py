@@ -20,7 +20,7 @@ from ftrt.errors import DeadlineExceeded, Fenced, FtrtError, RecoveryImpossible,
 from ftrt.host import libc
 from ftrt.host.board import Field, Phase
 from ftrt.ledger import state as ledger_state
-from ftrt.ledger.log import Ledger
+from ftrt.ledger.log import Ledger, LedgerClosed
 from ftrt.ledger.pool import LedgerPool
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
@@ -78,7 +78,8 @@ class Runtime:
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
         self._comm: tuple[int, Any] | None = None
         self._pool = LedgerPool(config.ledger)
-        self._open_ledger()
+        while not self._enter_epoch():
+            self._await_epoch_after(self.epoch)
         self.since_epoch = next(
             m["since"] for m in self.job.record["members"] if m["rank"] == self.rank
         )
@@ -92,6 +93,24 @@ class Runtime:
         with open(self.config.run_directory / "pids", "a") as pids:
             pids.write(f"{os.getpid()} {start}\n")
 
+    def _enter_epoch(self) -> bool:
+        """Go on in our ledger of the epoch we are in; False if that epoch has ended already."""
+        try:
+            self._open_ledger()
+            for end in (*self._senders, *self._receivers):
+                end.rebind(self.ledger)
+        except LedgerClosed:
+            return False
+        return True
+
+    def stream_log(self, kind: int, stream: str, source: int, dest: int):
+        """Log of a stream's end in the epoch in force."""
+        while True:
+            try:
+                return self.ledger.stream(kind, stream, source, dest)
+            except LedgerClosed:
+                self.advance()
+
     def _open_ledger(self) -> None:
         config = self.config
         self.ledger = Ledger.open(
@@ -102,7 +121,9 @@ class Runtime:
             rank=self.rank,
             incarnation=self.job.process + 1,
         )
-        self._store = ledger_state.StateStore(config.ledger, self.job.epoch, self.rank)
+        self._store = ledger_state.StateStore(
+            config.ledger, self.job.epoch, self.rank, published=self.ledger.published
+        )
 
     @property
     def epoch(self) -> int:
@@ -167,6 +188,8 @@ class Runtime:
             window=window,
         )
         self._senders.append(made)
+        self._bind(made)
+        made.resend_missing()
         return made
 
     def receiver(self, stream: str, source: int) -> Receiver:
@@ -174,7 +197,17 @@ class Runtime:
         _check_stream_name(stream)
         made = Receiver(self, stream, source)
         self._receivers.append(made)
+        self._bind(made)
         return made
+
+    def _bind(self, end: Sender | Receiver) -> None:
+        """Bring an end that was made across a change of epoch into the epoch in force."""
+        while True:
+            try:
+                end.rebind(self.ledger)
+                return
+            except LedgerClosed:
+                self.advance()
 
     def restore(self) -> dict[str, Any] | None:
         """All effect keys of this rank that were committed, None if there are none yet."""
@@ -244,7 +277,15 @@ class Runtime:
 
     def advance(self) -> None:
         """Move to the epoch in force: our ledger of the old one is closed."""
-        old, deadline = self.epoch, time.monotonic() + _NEXT_EPOCH_S
+        self._await_epoch_after(self.epoch)
+        while not self._enter_epoch():
+            self._await_epoch_after(self.epoch)
+        self.role = Role.SURVIVOR
+        for hook in self._recovery_hooks:
+            hook(self)
+
+    def _await_epoch_after(self, old: int) -> None:
+        deadline = time.monotonic() + _NEXT_EPOCH_S
         while not self.job.moved_on:
             self.job.check()
             if time.monotonic() > deadline:
@@ -254,12 +295,6 @@ class Runtime:
                 )
             time.sleep(0.0002)
         self.job.adopt()
-        self._open_ledger()
-        self.role = Role.SURVIVOR
-        for end in (*self._senders, *self._receivers):
-            end.rebind(self.ledger)
-        for hook in self._recovery_hooks:
-            hook(self)
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -292,8 +327,9 @@ class Runtime:
     def _give_up(self, failure: FtrtError) -> None:
         status = "fenced" if isinstance(failure, Fenced) else "failed"
         if status == "failed":
-            self._report(status, str(failure))
-        print(f"ftrt: {failure}", file=sys.stderr)
+            self._report(status, str(failure))  # the launcher tells it, once for all ranks
+        else:
+            print(f"ftrt: {failure}", file=sys.stderr)
         mpi.leave(3)
 
     def _report(self, status: str, reason: str, trace: str = "") -> None:

@@ -72,7 +72,6 @@ class Sender:
         in_spool = self._spool.last_seq if self._spool else 0
         self.next_seq = max([in_spool + 1, *(s.next_seq for s in states.values())])
         self._lanes = [self._lane(d, states[d]) for d in dests]
-        self._resend_missing()
 
     def _check_dests(self, dests: list[int]) -> None:
         rt = self._runtime
@@ -91,7 +90,7 @@ class Sender:
         rt = self._runtime
         have = _up_to(state.marks.copy(), state.delivered)
         ring = self._new_ring(dest)
-        log = rt.ledger.stream(SENT, self.stream, rt.rank, dest)
+        log = rt.stream_log(SENT, self.stream, rt.rank, dest)
         return _Lane(dest, ring, log, have)
 
     def _new_ring(self, dest: int) -> SendRing:
@@ -110,7 +109,7 @@ class Sender:
             first_seq=1,
         )
 
-    def _resend_missing(self) -> None:
+    def resend_missing(self) -> None:
         """Bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
         for lane in self._lanes:
             for first, last in lane.have.missing(self.next_seq - 1):

@@ -98,6 +98,11 @@ class SendRing:
         return cls(ring)
 
     @property
+    def slots(self) -> int:
+        """Number of slots."""
+        return self._slots
+
+    @property
     def frames_sent(self) -> int:
         """Number of the last frame published."""
         return self._sent
@@ -299,7 +304,7 @@ class RecvRing:
         A damaged frame is counted and asked for again; nothing passes it until it is healed.
         """
         if self._asked:
-            # Until the sender is done with it, even a sound frame may be rewritten under the reader.
+            # Until it is rewritten even a sound frame may still change under the reader.
             self._asked = self._map[layout.W_NACK]
             if self._asked == self._next:
                 return None
@@ -342,6 +347,11 @@ class RecvRing:
             desired = self._generation << FRAME_BITS | number
             if self._map.swap(layout.W_RELEASED, word, desired) == word:
                 return
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+        return self._slots
 
     @property
     def next_frame(self) -> int:

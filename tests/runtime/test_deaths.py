@@ -1,0 +1,123 @@
+"""Real deaths in real jobs: what was consumed is counted by the ledger and by an oracle beside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftrt.oracle import check_effects
+
+sys.path.insert(0, str(Path(__file__).parent))
+from job import STREAM, run_job  # noqa: E402
+
+
+def audited(ended) -> dict:
+    assert ended.status == 0, ended.output
+    audit = ended.report["audit"]
+    assert (audit["losses"], audit["duplicates"], audit["open"]) == (0, 0, 0)
+    assert audit["ok"]
+    return audit
+
+
+def stream_job(directory: Path, faults: list[str], spares: int = 1, messages: int = 200, **more):
+    """Rank 0 streams to rank 1; the oracle and the closed form must both be content."""
+    effects = directory / "effects"
+    effects.mkdir()
+    options = ["-n", 2, "--spares", spares, *more.get("options", [])]
+    for fault in faults:
+        options += ["--fault", fault]
+    arguments = ["--messages", messages, "--effects", effects, *more.get("arguments", [])]
+    ended = run_job(directory, options, STREAM, *arguments)
+    audit = audited(ended)
+    assert audit["sent"] == audit["consumed"] == messages
+    oracle = check_effects(effects, {(1, "numbers", 0): messages})
+    assert not oracle["losses"] and not oracle["duplicates"], oracle
+    return ended
+
+
+@pytest.mark.parametrize("kind", ["kill", "segv", "exit"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_end_is_healed_by_a_spare(tmp_path, kind, rank):
+    ended = stream_job(tmp_path, [f"{kind}:{rank}@77msg"])
+    (recovery,) = ended.named("recovery")
+    assert recovery["rank"] == rank
+    assert set(recovery["phases_ms"]) == {"close", "record", "publish"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_death_at_every_message_of_a_stream(tmp_path, rank):
+    """64 messages, a death after each: eight deaths in each of eight jobs."""
+    digests = set()
+    for first in range(1, 9):
+        directory = tmp_path / str(first)
+        directory.mkdir()
+        faults = [f"kill:{rank}@{at}msg" for at in range(first, 65, 8)]
+        ended = stream_job(directory, faults, spares=8, messages=64)
+        assert len(ended.named("recovery")) == 8
+        digests.add(ended.report["digest"])
+    assert len(digests) == 1
+
+
+def test_both_ends_die(tmp_path):
+    stream_job(tmp_path, ["kill:0@60msg", "kill:1@60msg", "kill:1@120msg"], spares=3)
+
+
+def test_a_death_inside_the_recovery(tmp_path):
+    ended = stream_job(tmp_path, ["kill:1@60msg", "kill:0@recovery"], spares=3)
+    assert len(ended.named("died")) >= 2
+
+
+def test_restart_from_the_ledger(tmp_path):
+    ended = stream_job(tmp_path, ["kill:1@90msg"], spares=0, options=["--restarts", 1])
+    assert ended.report["attempts"] == 2
+
+
+def test_a_batched_stream_survives_its_receiver(tmp_path):
+    stream_job(tmp_path, ["kill:1@700msg"], messages=2000, arguments=["--batch", 32, "--size", 16])
+
+
+def test_a_damaged_slot_is_healed(tmp_path):
+    ended = stream_job(tmp_path, ["corrupt:1@50msg"])
+    assert ended.named("damaged") and ended.named("healed")
+
+
+def test_an_aborted_transport_loses_nothing(tmp_path):
+    ended = stream_job(tmp_path, ["abort:0@50msg"])
+    assert ended.named("aborted")
+
+
+def test_a_pause_is_suspected_and_forgiven(tmp_path):
+    ended = stream_job(tmp_path, ["stop:1@50msg+800ms"])
+    assert ended.named("suspected") and ended.named("cleared")
+    assert not ended.named("recovery")
+
+
+def test_a_hang_is_replaced(tmp_path):
+    ended = stream_job(tmp_path, ["hang:1@50msg"], options=["--stall-timeout-s", 1])
+    (recovery,) = ended.named("recovery")
+    assert "no progress" in recovery["by"]
+
+
+def test_spares_depleted_is_a_named_end(tmp_path):
+    ended = run_job(tmp_path, ["-n", 2, "--fault", "kill:1@20msg"], STREAM, "--messages", 100)
+    assert ended.status == 3
+    assert "no spare is left" in ended.output
+    assert "--restarts" in ended.output
+
+
+def test_an_exception_is_shown_once_and_not_restarted(tmp_path):
+    program = tmp_path / "broken.py"
+    program.write_text("import ftrt\nwith ftrt.init() as rt:\n    raise ValueError('my own fault')\n")
+    ended = run_job(tmp_path, ["-n", 2, "--spares", 1, "--restarts", 2], program)
+    assert ended.status == 1
+    assert ended.output.count("Traceback (most recent call last)") == 1
+    assert "my own fault" in ended.output
+
+
+def test_nothing_is_left_in_shared_memory(tmp_path):
+    ended = stream_job(tmp_path, ["kill:1@20msg"])
+    job = ended.report["job"]
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(f"ftrt-{job[:8]}")]
