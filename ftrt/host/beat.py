@@ -32,9 +32,7 @@ class Heartbeat:
     def __init__(self, words: np.ndarray, index: int, period_s: float = 0.002):
         self._stop = np.zeros(1, np.uint64)
         arguments = (words, index, self._stop, int(period_s * 1e6))
-        self._thread = threading.Thread(
-            target=_beat, args=arguments, name="ftrt-beat", daemon=True
-        )
+        self._thread = threading.Thread(target=_beat, args=arguments, name="ftrt-beat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

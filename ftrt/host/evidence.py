@@ -55,7 +55,7 @@ class Ledgers:
         threading.Thread(target=work, name="ftrt-prepare", daemon=True).start()
 
     def close(self, epoch: int, ranks) -> dict[int, list[dict]]:
-        """Close the ledgers of ``epoch``; seals by rank. Nothing can be committed there after it."""
+        """Close the ledgers of ``epoch`` for good; their seals by rank."""
         self.prepare_missing_closers(epoch, ranks)
         return {rank: self._closers[epoch, rank].close() for rank in ranks}
 

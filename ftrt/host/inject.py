@@ -41,7 +41,9 @@ class Schedule:
         if not fire_once(self._config.ledger, index):
             return
         process = self._agent.core.membership.process_of(fault["rank"])
-        self._agent.events.write("fault", kind=fault["kind"], rank=fault["rank"], spec=fault["spec"])
+        self._agent.events.write(
+            "fault", kind=fault["kind"], rank=fault["rank"], spec=fault["spec"]
+        )
         if fault["kind"] == "stop":
             self._agent.watch.send(process, signal.SIGSTOP)
             elapsed = time.monotonic() - self._start

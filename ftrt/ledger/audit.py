@@ -41,10 +41,12 @@ class _Stream:
         done = runs.union(consumed, dropped)
         closed = self.last is not None
         return {
-            "sent": runs.size(sent), "consumed": runs.size(consumed),
+            "sent": runs.size(sent),
+            "consumed": runs.size(consumed),
             "dropped": runs.size(dropped),
             "duplicates": events - runs.size(consumed) + both,
-            "losses": runs.minus(self._expected(sent), done) if closed else 0, "closed": closed,
+            "losses": runs.minus(self._expected(sent), done) if closed else 0,
+            "closed": closed,
             "unsent": runs.minus(done, sent),
         }
 
@@ -118,8 +120,10 @@ def _seals(directory: Path, numbers: list[int], job: str | None) -> dict[str, di
             raise LedgerDamaged(f"{path}: belongs to job {found['job']}, not to {job}")
         for sealed in found.get("seals", ()):
             if _SEGMENT.fullmatch(sealed["file"]) is None:
-                raise LedgerDamaged(f"{directory}: epoch {epoch} seals {sealed['file']!r}, which "
-                                    "is not the name of a segment")
+                raise LedgerDamaged(
+                    f"{directory}: epoch {epoch} seals {sealed['file']!r}, which "
+                    "is not the name of a segment"
+                )
             seals.setdefault(sealed["file"], sealed)
     return seals
 

@@ -81,15 +81,25 @@ def create_segment_file(path, pages: int = 64) -> None:
     LedgerError
         The file cannot be made (disk full, no permission); nothing is left behind.
     """
-    _create(path, [
-        ("header", layout.HEADER, 1), ("streams", layout.STREAM, layout.STREAMS),
-        ("pages", np.dtype("<u8"), pages),
-        ("words", np.dtype("<u8"), pages * layout.PAGE_WORDS),
-    ], layout.MAGIC)
+    _create(
+        path,
+        [
+            ("header", layout.HEADER, 1),
+            ("streams", layout.STREAM, layout.STREAMS),
+            ("pages", np.dtype("<u8"), pages),
+            ("words", np.dtype("<u8"), pages * layout.PAGE_WORDS),
+        ],
+        layout.MAGIC,
+    )
 
 
 def create_state_file(path, capacity_bytes: int) -> None:
     """Make an empty state file with ``capacity_bytes`` for the buffers of its keys."""
-    _create(path, [
-        ("slots", statefmt.SLOT, statefmt.SLOTS), ("data", np.dtype("u1"), capacity_bytes),
-    ], layout.STATE_MAGIC)
+    _create(
+        path,
+        [
+            ("slots", statefmt.SLOT, statefmt.SLOTS),
+            ("data", np.dtype("u1"), capacity_bytes),
+        ],
+        layout.STATE_MAGIC,
+    )

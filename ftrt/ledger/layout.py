@@ -26,19 +26,45 @@ SEQ_LIMIT = 1 << 54
 ROOT_STEM = "e{epoch:06d}-r{rank:04d}"
 SEGMENT_NAME = ROOT_STEM + "-s{segment:03d}.h5"
 
-HEADER = np.dtype([
-    ("magic", "S8"), ("version", "<u8"), ("job", "u1", 16), ("attempt", "<i8"), ("epoch", "<i8"),
-    ("rank", "<i8"), ("segment", "<i8"), ("incarnation", "<i8"), ("boot", "u1", 16),
-    ("check", "<u8"), ("control", "<u8"), ("owned", "<u8"),
-])
-STREAM = np.dtype([
-    ("state", "<u8"), ("kind", "<u8"), ("name", "S64"), ("source", "<i8"), ("dest", "<i8"),
-    ("base", "<u8"), ("head", "<u8"), ("last", "<u8"), ("check", "<u8"),
-])
-USER = np.dtype([
-    ("magic", "S8"), ("version", "<u8"), ("length", "<u8"), ("offsets", "<u8", 4),
-    ("counts", "<u8", 4), ("check", "<u8"),
-])
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u8"),
+        ("job", "u1", 16),
+        ("attempt", "<i8"),
+        ("epoch", "<i8"),
+        ("rank", "<i8"),
+        ("segment", "<i8"),
+        ("incarnation", "<i8"),
+        ("boot", "u1", 16),
+        ("check", "<u8"),
+        ("control", "<u8"),
+        ("owned", "<u8"),
+    ]
+)
+STREAM = np.dtype(
+    [
+        ("state", "<u8"),
+        ("kind", "<u8"),
+        ("name", "S64"),
+        ("source", "<i8"),
+        ("dest", "<i8"),
+        ("base", "<u8"),
+        ("head", "<u8"),
+        ("last", "<u8"),
+        ("check", "<u8"),
+    ]
+)
+USER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u8"),
+        ("length", "<u8"),
+        ("offsets", "<u8", 4),
+        ("counts", "<u8", 4),
+        ("check", "<u8"),
+    ]
+)
 STREAM_WORDS = STREAM.itemsize // 8
 HEAD_AT, BASE_AT, LAST_AT = (STREAM.fields[n][1] // 8 for n in ("head", "base", "last"))
 CONTROL_AT = HEADER.fields["control"][1] // 8
@@ -101,8 +127,17 @@ def fields_check(record: np.ndarray, names: tuple[str, ...]) -> int:
     return total
 
 
-HEADER_FIELDS = ("magic", "version", "job", "attempt", "epoch", "rank", "segment", "incarnation",
-                 "boot")
+HEADER_FIELDS = (
+    "magic",
+    "version",
+    "job",
+    "attempt",
+    "epoch",
+    "rank",
+    "segment",
+    "incarnation",
+    "boot",
+)
 STREAM_CHECKED = STREAM.fields["base"][1]  # state, kind, name, source, dest
 USER_FIELDS = ("magic", "version", "length", "offsets", "counts")
 

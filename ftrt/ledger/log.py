@@ -48,7 +48,7 @@ class _Part:
     def register(self, kind: int, name: bytes, source: int, dest: int) -> int:
         """Take the next entry of the stream table; LedgerClosed if the epoch ended."""
         index, segment = self.streams, self.segment
-        entry = segment.streams[index:index + 1]
+        entry = segment.streams[index : index + 1]
         entry["kind"], entry["name"], entry["source"], entry["dest"] = kind, name, source, dest
         entry["state"] = 1
         entry["check"] = zlib.crc32(segment.entry_bytes(index))
@@ -180,8 +180,8 @@ class StreamLog:
             if self._fit(status, int(seqs[0])):
                 continue
             if self._cursor[commit.EVENTS] == 0 and seqs.size > 1:
-                yield from self._pieces(seqs[:seqs.size // 2])
-                seqs = seqs[seqs.size // 2:]
+                yield from self._pieces(seqs[: seqs.size // 2])
+                seqs = seqs[seqs.size // 2 :]
             else:
                 self._advance(int(seqs[0]))
 
@@ -253,8 +253,9 @@ class Ledger:
         self._parts = [self._claim(0)]
 
     @classmethod
-    def open(cls, pool: LedgerPool, *, job: str, attempt: int, epoch: int, rank: int,
-             incarnation: int) -> Ledger:
+    def open(
+        cls, pool: LedgerPool, *, job: str, attempt: int, epoch: int, rank: int, incarnation: int
+    ) -> Ledger:
         """Claim the first segment of ``rank`` in ``epoch``.
 
         Raises
@@ -307,6 +308,7 @@ class Ledger:
     def close(self) -> None:
         """End the ledger: nothing can be committed any more."""
         from .seal import close_segments
+
         close_segments([part.segment for part in self._parts])
 
     def _claim(self, number: int) -> _Part:
@@ -324,7 +326,7 @@ class Ledger:
 
     def _part_after(self, number: int) -> _Part:
         """First part behind ``number`` that has a free page and table entry."""
-        for part in self._parts[number + 1:]:
+        for part in self._parts[number + 1 :]:
             if part.free_pages and part.streams < layout.STREAMS:
                 return part
         count, first = len(self._parts), self._parts[0].segment

@@ -48,8 +48,17 @@ class LedgerPool:
                     continue
             self._create()
 
-    def claim(self, epoch: int, rank: int, segment: int, *, job: str, attempt: int,
-              incarnation: int, closed: bool = False) -> Path:
+    def claim(
+        self,
+        epoch: int,
+        rank: int,
+        segment: int,
+        *,
+        job: str,
+        attempt: int,
+        incarnation: int,
+        closed: bool = False,
+    ) -> Path:
         """Turn a blank into the named segment, header filled before anybody can see it.
 
         Raises
@@ -63,8 +72,14 @@ class LedgerPool:
         mine = self._take()
         try:
             made = Segment(mine, blank=True)
-            made.fill(job=job, attempt=attempt, epoch=epoch, rank=rank, segment=segment,
-                      incarnation=incarnation)
+            made.fill(
+                job=job,
+                attempt=attempt,
+                epoch=epoch,
+                rank=rank,
+                segment=segment,
+                incarnation=incarnation,
+            )
             if closed:
                 made.header["control"] = 1 | layout.CLOSED
             os.link(mine, target)  # unlike a rename it never replaces what is there

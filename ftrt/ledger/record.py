@@ -76,8 +76,10 @@ def _read(path: Path) -> dict:
     if not isinstance(record, dict) or not isinstance(record.get("format"), int):
         raise LedgerDamaged(f"{path}: has no format number")
     if record["format"] > layout.VERSION:
-        raise LedgerDamaged(f"{path}: written by a newer ftrt (format {record['format']}, this "
-                            f"one reads {layout.VERSION}); read it with that version")
+        raise LedgerDamaged(
+            f"{path}: written by a newer ftrt (format {record['format']}, this "
+            f"one reads {layout.VERSION}); read it with that version"
+        )
     if record.get("check") != _check(record):
         raise LedgerDamaged(f"{path}: has a wrong check")
     return record
@@ -190,14 +192,18 @@ def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20
     if (directory / "job.json").exists():
         found = read_job(directory).get("job")
         if job is not None and found != job:
-            raise LedgerError(f"{directory}: holds the ledger of job {found}; choose another "
-                              "directory, or remove it if that job is no longer needed")
+            raise LedgerError(
+                f"{directory}: holds the ledger of job {found}; choose another "
+                "directory, or remove it if that job is no longer needed"
+            )
 
 
 def _unusable(directory: Path, error: OSError, need_bytes: int) -> str:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{directory}: is read-only for this user; choose a directory you can write to"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (f"{directory}: is full; free at least {need_bytes >> 20} MiB or choose another "
-                "directory")
+        return (
+            f"{directory}: is full; free at least {need_bytes >> 20} MiB or choose another "
+            "directory"
+        )
     return f"{directory}: cannot be used as a ledger directory: {error.strerror}; choose another"

@@ -81,7 +81,8 @@ class RankCloser:
         # Where it exists by now its owner was faster; it is closed like any other.
         with contextlib.suppress(FileExistsError):
             LedgerPool(self.directory, pages=1).claim(
-                self.epoch, self.rank, 0, job=job, attempt=0, incarnation=-1, closed=True)
+                self.epoch, self.rank, 0, job=job, attempt=0, incarnation=-1, closed=True
+            )
 
 
 def close_rank(directory, epoch: int, rank: int) -> list[dict]:
@@ -89,8 +90,7 @@ def close_rank(directory, epoch: int, rank: int) -> list[dict]:
     return RankCloser(directory, epoch, rank).close()
 
 
-@njit("intp(uint64[::1], intp, intp, intp, uint64, uint64, uint64[::1])", cache=True,
-      nogil=True)
+@njit("intp(uint64[::1], intp, intp, intp, uint64, uint64, uint64[::1])", cache=True, nogil=True)
 def _gather(whole, at_pages, pages, at_words, owner, run, table):
     """Copy a stream's run words, the last with its length from the head, until one is damaged.
 
@@ -118,11 +118,20 @@ def stream_words(segment: Segment, index: int, words: int, run: int) -> np.ndarr
     if words > segment.words.size:
         raise LedgerDamaged(f"{segment.path}: stream {index} claims {words} run words")
     table = np.empty(words, np.uint64)
-    done = _gather(segment.whole, segment.at_pages, segment.pages.size, segment.at_words,
-                   layout.guard(index + 1), run, table)
+    done = _gather(
+        segment.whole,
+        segment.at_pages,
+        segment.pages.size,
+        segment.at_words,
+        layout.guard(index + 1),
+        run,
+        table,
+    )
     if done != words:
-        raise LedgerDamaged(f"{segment.path}: run word {done} of {words} of stream {index} is "
-                            "missing or has a wrong check")
+        raise LedgerDamaged(
+            f"{segment.path}: run word {done} of {words} of stream {index} is "
+            "missing or has a wrong check"
+        )
     return table
 
 
@@ -159,9 +168,15 @@ def _describe(segment: Segment, index: int, head: int) -> tuple[dict, np.ndarray
     table = stream_words(segment, index, words, run)
     runs = _runs(table, _guarded(segment, index, "base") if words else 0)
     return {
-        "index": index, "kind": int(entry["kind"]), "stream": entry["name"].decode(),
-        "source": int(entry["source"]), "dest": int(entry["dest"]), "words": words, "run": run,
-        "events": int(runs[:, 1].sum()), "last": _last(segment, index),
+        "index": index,
+        "kind": int(entry["kind"]),
+        "stream": entry["name"].decode(),
+        "source": int(entry["source"]),
+        "dest": int(entry["dest"]),
+        "words": words,
+        "run": run,
+        "events": int(runs[:, 1].sum()),
+        "last": _last(segment, index),
         "digest": hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest(),
     }, runs
 
@@ -183,8 +198,13 @@ def seal(segment: Segment) -> Seal:
     """``{file, rank, epoch, segment, streams}`` of a segment that is closed."""
     decoded = read_streams(segment)
     header = segment.header
-    made = Seal(file=segment.path.name, rank=int(header["rank"]), epoch=int(header["epoch"]),
-                segment=int(header["segment"]), streams=[stream for stream, _ in decoded])
+    made = Seal(
+        file=segment.path.name,
+        rank=int(header["rank"]),
+        epoch=int(header["epoch"]),
+        segment=int(header["segment"]),
+        streams=[stream for stream, _ in decoded],
+    )
     made.decoded = decoded
     return made
 

@@ -48,8 +48,10 @@ def check_user(path: Path, user, size: int, magic: bytes) -> None:
     if user["magic"] != magic:
         raise LedgerDamaged(f"{path}: not a file of this ledger (magic {bytes(user['magic'])!r})")
     if user["version"] > layout.VERSION:
-        raise LedgerDamaged(f"{path}: written by a newer ftrt (format {user['version']}, this "
-                            f"one reads {layout.VERSION}); read it with that version")
+        raise LedgerDamaged(
+            f"{path}: written by a newer ftrt (format {user['version']}, this "
+            f"one reads {layout.VERSION}); read it with that version"
+        )
     if user["check"] != layout.fields_check(user, layout.USER_FIELDS):
         raise LedgerDamaged(f"{path}: its first block has a wrong check")
     if size != user["length"]:
@@ -90,13 +92,16 @@ class Segment:
         if header["magic"] != layout.MAGIC:
             raise LedgerDamaged(f"{self.path}: its header was never filled")
         if header["version"] > layout.VERSION:
-            raise LedgerDamaged(f"{self.path}: written by a newer ftrt (format "
-                                f"{header['version']}); read it with that version")
+            raise LedgerDamaged(
+                f"{self.path}: written by a newer ftrt (format "
+                f"{header['version']}); read it with that version"
+            )
         if header["check"] != layout.fields_check(header, layout.HEADER_FIELDS):
             raise LedgerDamaged(f"{self.path}: its header has a wrong check")
 
-    def fill(self, *, job: str, attempt: int, epoch: int, rank: int, segment: int,
-             incarnation: int) -> None:
+    def fill(
+        self, *, job: str, attempt: int, epoch: int, rank: int, segment: int, incarnation: int
+    ) -> None:
         """Write the header of a segment that nobody else sees yet."""
         header = self.header
         header["magic"], header["version"] = layout.MAGIC, layout.VERSION
@@ -124,7 +129,7 @@ class Segment:
     def entry_bytes(self, stream: int) -> bytes:
         """What the check of a stream's entry covers."""
         at = (self.at_streams + stream * layout.STREAM_WORDS) * 8
-        return self._map[at:at + layout.STREAM_CHECKED]
+        return self._map[at : at + layout.STREAM_CHECKED]
 
     def head_index(self, stream: int) -> int:
         """Index of a stream's head word in ``whole``."""

@@ -39,8 +39,7 @@ class _StateFile:
         self._map.flush()
 
     def fits(self, capacity: int) -> bool:
-        return (self.used_slots < statefmt.SLOTS
-                and self.used_bytes + capacity <= self.data.size)
+        return self.used_slots < statefmt.SLOTS and self.used_bytes + capacity <= self.data.size
 
     def take(self, capacity: int) -> _Buffer:
         """A new buffer of ``capacity`` bytes, a multiple of ``_ALIGN``."""
@@ -55,24 +54,28 @@ class _StateFile:
     def describe(self, slot: int, fields: bytes) -> None:
         """Write a slot's fields, all but its check."""
         at = self._at_slots + slot * statefmt.SLOT.itemsize
-        self._map[at:at + len(fields)] = fields
+        self._map[at : at + len(fields)] = fields
 
     def entry(self, slot: int) -> dict | None:
         """What a slot holds, None if it is empty or was being written."""
         record = self.slots[slot]
-        if record["check"] != _check(record.tobytes()[:statefmt.FIELDS.size]):
+        if record["check"] != _check(record.tobytes()[: statefmt.FIELDS.size]):
             return None
         return {
-            "key": record["key"].decode(), "file": self.path.name, "buffer": slot,
-            "version": int(record["version"]), "ref": [int(record[name]) for name in _REF],
-            "length": int(record["length"]), "checksum": int(record["checksum"]),
+            "key": record["key"].decode(),
+            "file": self.path.name,
+            "buffer": slot,
+            "version": int(record["version"]),
+            "ref": [int(record[name]) for name in _REF],
+            "length": int(record["length"]),
+            "checksum": int(record["checksum"]),
         }
 
     def bytes_of(self, slot: int) -> np.ndarray:
         """Bytes in a slot's buffer; LedgerDamaged if they do not fit their checksum."""
         record = self.slots[slot]
         offset, length = int(record["offset"]), int(record["length"])
-        data = self.data[offset:offset + length]
+        data = self.data[offset : offset + length]
         if data.size != length or zlib.crc32(data) != record["checksum"]:
             key = record["key"].decode(errors="replace")
             raise LedgerDamaged(f"{self.path}: the state {key!r} has a wrong checksum")
@@ -99,11 +102,12 @@ class _Buffer:
         at, checksum = self.offset, 0
         for piece in pieces:
             view = np.frombuffer(piece, np.uint8)
-            self.file.data[at:at + view.size] = view
+            self.file.data[at : at + view.size] = view
             at, checksum = at + view.size, zlib.crc32(view, checksum)
             _step("state.copied")
-        fields = statefmt.FIELDS.pack(version, key, self.offset, self.capacity, *ref,
-                                      at - self.offset, checksum)
+        fields = statefmt.FIELDS.pack(
+            version, key, self.offset, self.capacity, *ref, at - self.offset, checksum
+        )
         self.file.describe(self.slot, fields)
         _step("state.described")
         atomics.store(self.file.whole, self.file.check_at(self.slot), _check(fields))
@@ -219,8 +223,11 @@ def _file_name(epoch: int, rank: int, number: int) -> str:
 
 def _events(seals) -> dict[tuple[int, int], int]:
     """``{(segment, stream index): events}``."""
-    return {(seal["segment"], stream["index"]): stream["events"]
-            for seal in seals for stream in seal["streams"]}
+    return {
+        (seal["segment"], stream["index"]): stream["events"]
+        for seal in seals
+        for stream in seal["streams"]
+    }
 
 
 def entries(directory, epoch: int, rank: int, seals) -> list[dict]:
@@ -236,8 +243,9 @@ def entries(directory, epoch: int, rank: int, seals) -> list[dict]:
     list of dict
         ``{key, file, buffer, version, ref, length, checksum}``, sorted by key.
     """
-    reached = _events(seal for seal in seals if seal["rank"] == rank
-                      and seal.get("epoch", epoch) == epoch)
+    reached = _events(
+        seal for seal in seals if seal["rank"] == rank and seal.get("epoch", epoch) == epoch
+    )
     newest: dict[str, dict] = {}
     stem = layout.ROOT_STEM.format(epoch=epoch, rank=rank)
     for path in sorted(Path(directory).glob(f"{stem}-state*.h5")):
@@ -269,8 +277,9 @@ def restore(directory, states: list[dict]) -> dict:
         files[entry["file"]] = file
         found = file.entry(entry["buffer"])
         if found is None or any(found[name] != entry[name] for name in ("key", "version")):
-            raise LedgerDamaged(f"{path}: no longer has version {entry['version']} of the state "
-                                f"{entry['key']!r}")
+            raise LedgerDamaged(
+                f"{path}: no longer has version {entry['version']} of the state {entry['key']!r}"
+            )
         values[entry["key"]] = statefmt.decode(file.bytes_of(entry["buffer"]).tobytes())
     return values
 

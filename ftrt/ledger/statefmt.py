@@ -10,11 +10,21 @@ import numpy as np
 
 SLOTS = 64
 KEY_BYTES = 128
-SLOT = np.dtype([
-    ("version", "<u8"), ("key", f"S{KEY_BYTES}"), ("offset", "<u8"), ("capacity", "<u8"),
-    ("epoch", "<i8"), ("stream", "<i8"), ("segment", "<i8"), ("event", "<i8"),
-    ("length", "<u8"), ("checksum", "<u8"), ("check", "<u8"),
-])
+SLOT = np.dtype(
+    [
+        ("version", "<u8"),
+        ("key", f"S{KEY_BYTES}"),
+        ("offset", "<u8"),
+        ("capacity", "<u8"),
+        ("epoch", "<i8"),
+        ("stream", "<i8"),
+        ("segment", "<i8"),
+        ("event", "<i8"),
+        ("length", "<u8"),
+        ("checksum", "<u8"),
+        ("check", "<u8"),
+    ]
+)
 FIELDS = struct.Struct(f"<Q{KEY_BYTES}s2Q4q2Q")  # a slot without its check
 
 
@@ -33,5 +43,5 @@ def decode(data: bytes):
     kind, size = struct.unpack_from("<II", data)
     if kind == 0:
         return pickle.loads(data[8:])
-    dtype, shape = json.loads(bytes(data[8:8 + size]))
-    return np.frombuffer(bytearray(data[8 + size:]), np.dtype(dtype)).reshape(shape)
+    dtype, shape = json.loads(bytes(data[8 : 8 + size]))
+    return np.frombuffer(bytearray(data[8 + size :]), np.dtype(dtype)).reshape(shape)

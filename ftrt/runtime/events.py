@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class EventLog:
-    """Appends events to ``LEDGER/run/events.jsonl``; ``t`` is in seconds since the attempt began."""
+    """Appends to ``LEDGER/run/events.jsonl``; ``t`` is in seconds since the attempt began."""
 
     def __init__(self, directory: Path, attempt: int):
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Names of the rings of a stream: one chain per (stream, source, dest), one ring per sender life."""
+"""Names of rings: one chain per (stream, source, dest), one ring per life of the sender."""
 
 from __future__ import annotations
 

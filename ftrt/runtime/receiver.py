@@ -193,7 +193,7 @@ class Receiver:
         return False
 
     def _open_frames_stay(self) -> None:
-        """Frames of an older ring that are still open need no release: it is never written again."""
+        """Open frames of an older ring need no release: it is never written again."""
         self._open = {}
         self._pinned = {}
 

@@ -378,8 +378,9 @@ class RecvRing:
     def _refuse(self, verdict: int, at: int) -> None:
         """Count why a frame cannot be read, and ask for it again if it is damaged."""
         published = atomics.load(self._words, at)
-        if verdict == _EMPTY or published + self._slots == self._next:
-            self.counters["empty"] += 1  # nothing yet, or the frame of the lap before
+        expected = (0, self._next, self._next - self._slots)
+        if verdict == _EMPTY and (published in expected or self._next <= self._slots):
+            self.counters["empty"] += 1  # nothing yet, or it has come just now
             return
         if published > self._next and self._overrun():
             raise InvariantBroken(f"{self.path}: frame {self._next} was overwritten unread")

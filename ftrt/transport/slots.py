@@ -129,10 +129,8 @@ publish = njit(
 def verify_header(words, at, frame, stream_id, min_epoch, next_seq, capacity):
     """Verdict on the header alone; the payload is not looked at."""
     published = load_acquire(words, at)
-    if published == _U64(0):
+    if published < frame:  # cleared, or still the frame of the lap before
         return _EMPTY
-    if published < frame:
-        return _STALE
     if published != frame or _header_check(words, at, frame) != words[at + 7]:
         return _TORN
     if words[at + 3] > _U64(capacity) or (words[at + 6] >> _U64(48)) > _U64(META_BYTES):

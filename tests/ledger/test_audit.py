@@ -20,8 +20,10 @@ def span(first, last) -> np.ndarray:
 
 
 def both_ends(pool, epoch=1, dest=1):
-    return (open_ledger(pool, epoch, 0).stream(SENT, "s", 0, dest),
-            open_ledger(pool, epoch, dest).stream(CONSUMED, "s", 0, dest))
+    return (
+        open_ledger(pool, epoch, 0).stream(SENT, "s", 0, dest),
+        open_ledger(pool, epoch, dest).stream(CONSUMED, "s", 0, dest),
+    )
 
 
 def end_epoch(pool, epoch=1):
@@ -36,16 +38,42 @@ def test_clean(pool):
     into.append_seqs(span(1, 98))
     into.append(99, 2, dropped=True)
     assert audit(pool.directory) == {
-        "ok": True, "epochs": 1, "sent": 100, "consumed": 98, "dropped": 2, "duplicates": 0,
-        "losses": 0, "open": 0, "streams": [{
-            "stream": "s", "source": 0, "sent": 100, "consumed": 98, "dropped": 2,
-            "duplicates": 0, "losses": 0, "closed": True}]}
+        "ok": True,
+        "epochs": 1,
+        "sent": 100,
+        "consumed": 98,
+        "dropped": 2,
+        "duplicates": 0,
+        "losses": 0,
+        "open": 0,
+        "streams": [
+            {
+                "stream": "s",
+                "source": 0,
+                "sent": 100,
+                "consumed": 98,
+                "dropped": 2,
+                "duplicates": 0,
+                "losses": 0,
+                "closed": True,
+            }
+        ],
+    }
     json.dumps(audit(pool.directory))
 
 
-@pytest.mark.parametrize("consumed, duplicates, losses", [
-    ([*range(1, 11), 4], 1, 0), ([*range(1, 10)], 0, 1), ([*range(2, 11)], 0, 1), ([], 0, 10),
-    ([*range(1, 6), *range(4, 11)], 2, 0), ([1, 1, 1], 2, 9), ([*range(10, 0, -1)], 0, 0)])
+@pytest.mark.parametrize(
+    "consumed, duplicates, losses",
+    [
+        ([*range(1, 11), 4], 1, 0),
+        ([*range(1, 10)], 0, 1),
+        ([*range(2, 11)], 0, 1),
+        ([], 0, 10),
+        ([*range(1, 6), *range(4, 11)], 2, 0),
+        ([1, 1, 1], 2, 9),
+        ([*range(10, 0, -1)], 0, 0),
+    ],
+)
 def test_planted_faults(pool, consumed, duplicates, losses):
     out, into = both_ends(pool)
     out.append_seqs(span(1, 10))
@@ -186,8 +214,9 @@ _intervals = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size
 @settings(max_examples=60, deadline=None)
 @given(_intervals, _intervals)
 def test_interval_arithmetic_is_set_arithmetic(left, right):
-    rows = [np.array([(a, a + n) for a, n in side], np.int64).reshape(-1, 2)
-            for side in (left, right)]
+    rows = [
+        np.array([(a, a + n) for a, n in side], np.int64).reshape(-1, 2) for side in (left, right)
+    ]
     sets = [{i for a, n in side for i in range(a, a + n)} for side in (left, right)]
     assert runs.size(runs.union(*rows)) == len(sets[0] | sets[1])
     assert runs.minus(*rows) == len(sets[0] - sets[1])

@@ -20,8 +20,13 @@ from ftrt.ledger.pool import LedgerPool
 
 def numbers(seals) -> list[int]:
     """Every committed number in order, from the seals of one stream."""
-    return [start + i for sealed in seals for _, runs in sealed.decoded
-            for start, length, _ in runs for i in range(length)]
+    return [
+        start + i
+        for sealed in seals
+        for _, runs in sealed.decoded
+        for start, length, _ in runs
+        for i in range(length)
+    ]
 
 
 def test_what_was_committed_is_sealed(pool):
@@ -41,9 +46,13 @@ def test_closed_ledger_takes_nothing(pool):
     log = ledger.stream(SENT, "a", 0, 1)
     log.append(1)
     before = seal.close_rank(pool.directory, 1, 0)
-    for attempt in (lambda: log.append(2), lambda: log.append(9), lambda: log.finish(1),
-                    lambda: log.append_seqs(np.arange(2, 9, dtype=np.uint64)),
-                    lambda: ledger.stream(SENT, "b", 0, 1)):
+    for attempt in (
+        lambda: log.append(2),
+        lambda: log.append(9),
+        lambda: log.finish(1),
+        lambda: log.append_seqs(np.arange(2, 9, dtype=np.uint64)),
+        lambda: ledger.stream(SENT, "b", 0, 1),
+    ):
         with pytest.raises(LedgerClosed):
             attempt()
     assert ledger.closed and log.events == 1
@@ -159,8 +168,10 @@ def test_ledger_claimed_for_us_has_one_owner(pool):
 
 
 def test_mapping_and_committing_need_no_hdf5():
-    code = ("import sys, ftrt.ledger.log, ftrt.ledger.seal, ftrt.ledger.state, ftrt.ledger.audit;"
-            "sys.exit('h5py' in sys.modules)")
+    code = (
+        "import sys, ftrt.ledger.log, ftrt.ledger.seal, ftrt.ledger.state, ftrt.ledger.audit;"
+        "sys.exit('h5py' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -182,9 +193,14 @@ def test_misuse_is_refused(pool):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.one_of(
-    st.tuples(st.integers(0, 40), st.integers(1, 5), st.booleans()),
-    st.lists(st.integers(0, 40), max_size=30))))
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.integers(0, 40), st.integers(1, 5), st.booleans()),
+            st.lists(st.integers(0, 40), max_size=30),
+        )
+    )
+)
 def test_any_mix_of_commits_reads_back(tmp_path_factory, steps):
     pool = make_directory(tmp_path_factory.mktemp("mix"), pages=1)
     log = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
@@ -204,9 +220,14 @@ def test_blank_is_claimed_once(tmp_path):
     LedgerPool(tmp_path, 1).ensure(4)
 
     for rank in (0, 1, 2):
-        start_child(lambda rank=rank: [
-            LedgerPool(tmp_path, 1).claim(1, rank, segment, job="0" * 32, attempt=0, incarnation=0)
-            for segment in range(8)])
+        start_child(
+            lambda rank=rank: [
+                LedgerPool(tmp_path, 1).claim(
+                    1, rank, segment, job="0" * 32, attempt=0, incarnation=0
+                )
+                for segment in range(8)
+            ]
+        )
     assert [os.wait()[1] for _ in range(3)] == [0, 0, 0]
     assert len({path.stat().st_ino for path in tmp_path.glob("e*.h5")}) == 24
     assert not list(tmp_path.glob("claim-*")) and not list(tmp_path.glob("tmp-*"))

@@ -16,9 +16,14 @@ from ftrt.ledger.pool import LedgerPool
 
 
 def committed(directory) -> list[int]:
-    return [start + i for sealed in seal.close_rank(directory, 1, 0)
-            for stream, runs in sealed.decoded if stream["kind"] == CONSUMED
-            for start, length, _ in runs for i in range(length)]
+    return [
+        start + i
+        for sealed in seal.close_rank(directory, 1, 0)
+        for stream, runs in sealed.decoded
+        if stream["kind"] == CONSUMED
+        for start, length, _ in runs
+        for i in range(length)
+    ]
 
 
 def commit_a_lot(directory, die_at: int, seen: int) -> None:
@@ -60,7 +65,7 @@ def test_killed_while_committing_fast(tmp_path):
         os.waitpid(child, 0)
         with open(reader, "rb") as file:
             told = file.read()
-        told = int.from_bytes(told[len(told) // 8 * 8 - 8:][:8], "little") if len(told) > 7 else 0
+        told = int.from_bytes(told[len(told) // 8 * 8 - 8 :][:8], "little") if len(told) > 7 else 0
         [consumed] = seal.marks_of(
             [pair for sealed in seal.close_rank(tmp_path, 1, rank) for pair in sealed.decoded]
         ).values()

@@ -66,8 +66,9 @@ def test_blank_is_not_a_ledger(tmp_path):
         Segment(tmp_path / "x.h5")
 
 
-@pytest.mark.parametrize("dataset, byte", [(0, 9), (0, 30), (1, 17), (1, 106), (1, 98), (3, 3),
-                                           (3, 13), (3, 39), (2, 0)])
+@pytest.mark.parametrize(
+    "dataset, byte", [(0, 9), (0, 30), (1, 17), (1, 106), (1, 98), (3, 3), (3, 13), (3, 39), (2, 0)]
+)
 @pytest.mark.parametrize("bit", [0, 5])
 def test_flipped_bit_is_found_in_a_live_ledger(used, dataset, byte, bit):
     flip(used, offsets(used)[dataset] + byte, bit)
@@ -98,9 +99,13 @@ def test_damaged_record(tmp_path):
     record.create_record(tmp_path, {"epoch": 3, "parent": 2})
     path = record.record_path(tmp_path, 3)
     text = path.read_text()
-    for bad, reason in ((text.replace('"parent": 2', '"parent": 1'), "wrong check"),
-                        (text[:-9], "not JSON"), ("[]", "no format"), ("", "not JSON"),
-                        (json.dumps({"format": 99}), "newer ftrt")):
+    for bad, reason in (
+        (text.replace('"parent": 2', '"parent": 1'), "wrong check"),
+        (text[:-9], "not JSON"),
+        ("[]", "no format"),
+        ("", "not JSON"),
+        (json.dumps({"format": 99}), "newer ftrt"),
+    ):
         path.write_text(bad)
         with pytest.raises(LedgerDamaged, match=reason):
             record.read_record(tmp_path, 3)
@@ -150,8 +155,11 @@ def test_read_only_directory(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path],
-                          capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path],
+        capture_output=True,
+        check=False,
+    )
     if made.returncode:
         pytest.skip("needs the right to mount")
     yield tmp_path

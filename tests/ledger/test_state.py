@@ -23,10 +23,21 @@ def valid(pool) -> dict:
     return state.load_valid(pool.directory, 1, 0, seal.close_rank(pool.directory, 1, 0))
 
 
-@pytest.mark.parametrize("value", [
-    np.arange(12.0).reshape(3, 4)[:, ::2], np.zeros((0, 3), "f4"), np.array(5, "i2"),
-    np.array(["a", None], object), np.array([(1, 2.0)], "i4,f8"), np.array(["2020-01-01"], "M8[D]"),
-    {"a": [1, None]}, b"", "text", 3])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(12.0).reshape(3, 4)[:, ::2],
+        np.zeros((0, 3), "f4"),
+        np.array(5, "i2"),
+        np.array(["a", None], object),
+        np.array([(1, 2.0)], "i4,f8"),
+        np.array(["2020-01-01"], "M8[D]"),
+        {"a": [1, None]},
+        b"",
+        "text",
+        3,
+    ],
+)
 def test_values_come_back(value):
     back = statefmt.decode(b"".join(bytes(piece) for piece in statefmt.encode(value)))
     assert type(back) is type(value)

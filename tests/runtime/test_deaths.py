@@ -1,4 +1,4 @@
-"""Real deaths in real jobs: what was consumed is counted by the ledger and by an oracle beside it."""
+"""Real deaths in real jobs; effects are counted by the ledger and by an oracle beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ftrt.oracle import check_effects
 
 sys.path.insert(0, str(Path(__file__).parent))
-from job import STREAM, run_job  # noqa: E402
+from runtime_job import STREAM, run_job
 
 
 def audited(ended) -> dict:
@@ -47,6 +47,7 @@ def test_an_end_is_healed_by_a_spare(tmp_path, kind, rank):
     assert set(recovery["phases_ms"]) == {"close", "record", "publish"}
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_death_at_every_message_of_a_stream(tmp_path, rank):
     """64 messages, a death after each: eight deaths in each of eight jobs."""
@@ -110,7 +111,9 @@ def test_spares_depleted_is_a_named_end(tmp_path):
 
 def test_an_exception_is_shown_once_and_not_restarted(tmp_path):
     program = tmp_path / "broken.py"
-    program.write_text("import ftrt\nwith ftrt.init() as rt:\n    raise ValueError('my own fault')\n")
+    program.write_text(
+        "import ftrt\nwith ftrt.init() as rt:\n    raise ValueError('my own fault')\n"
+    )
     ended = run_job(tmp_path, ["-n", 2, "--spares", 1, "--restarts", 2], program)
     assert ended.status == 1
     assert ended.output.count("Traceback (most recent call last)") == 1
