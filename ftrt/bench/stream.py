@@ -14,7 +14,7 @@ import numpy as np
 
 from ftrt.errors import UsageError
 
-SIZES = ((16, 1024, 65536), (65536, 1, 2048), (1 << 20, 1, 128))
+SIZES = ((16, 1024, 1 << 20), (65536, 1, 2048), (1 << 20, 1, 128))
 WINDOWS = (8, 32)
 FLAGS = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 
