@@ -55,7 +55,7 @@ def main() -> None:
 )
 @click.option(
     "--stable",
-    type=click.Choice(["process", "power"]),
+    type=click.Choice(["process"]),
     default="process",
     show_default=True,
     help="The failure that an acknowledged effect survives.",

@@ -8,11 +8,11 @@ class FtrtError(Exception):
 
 
 class UsageError(FtrtError):
-    """The caller or the command line asked for something that cannot work; the text says what to type."""
+    """Something was asked for that cannot work; the text says what to type."""
 
 
 class Fenced(FtrtError):
-    """This process no longer acts for its rank: a later epoch exists without it. Nothing was applied."""
+    """A later epoch exists without this process; nothing of the call was applied."""
 
 
 class RecoveryImpossible(FtrtError):

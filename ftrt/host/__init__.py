@@ -1,1 +1,1 @@
-"""What the processes of one host share: the board, its mutexes, and the agent that decides for them."""
+"""What the processes of a host share: the board, its mutexes, and the agent that decides."""

@@ -22,7 +22,6 @@ VERSION = 1
 _HEADER_WORDS = 1024
 _ENTRY_WORDS = 64
 _COUNTER_BASE = 128
-_FIRED_BASE = 640
 
 
 class Status(enum.IntEnum):
@@ -170,10 +169,6 @@ class Board:
     def messages(self, rank: int) -> int:
         """Messages that logical ``rank`` sent or consumed in this attempt."""
         return int(self.words[_COUNTER_BASE + rank])
-
-    def fire_once(self, fault: int) -> bool:
-        """True for the first caller only."""
-        return int(atomics.swap_if(self.words, _FIRED_BASE + fault, 0, 1)) == 0
 
 
 def wait_for_board(path: Path, timeout_s: float) -> Board:

@@ -69,7 +69,11 @@ class Config:
         return config
 
     def validate(self) -> None:
-        """Refuse time-outs that contradict each other."""
+        """Refuse what this version cannot do, and time-outs that contradict each other."""
+        if self.stable != "process":
+            raise UsageError(
+                f"stability class {self.stable!r} is not in this version: use --stable process"
+            )
         if self.suspect_timeout_s >= self.evict_timeout_s:
             raise UsageError(
                 f"suspect time-out {self.suspect_timeout_s:g} s must be below "

@@ -1,0 +1,68 @@
+"""The spool: what a dead sender leaves to its successor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ftrt.errors import LedgerError
+from ftrt.ledger.spool import Spool
+
+
+def filled(directory, count=5, epoch=1):
+    spool = Spool(directory, "a/b", 3, epoch)
+    for seq in range(1, count + 1):
+        spool.append(seq, np.full((2, seq), seq, np.float32))
+    return spool
+
+
+def test_a_successor_reads_what_was_spooled(tmp_path):
+    filled(tmp_path).close()
+    later = Spool(tmp_path, "a/b", 3, 4)
+    assert later.last_seq == 5
+    again = later.read(4)
+    assert again.dtype == np.float32 and again.shape == (2, 4) and (again == 4).all()
+
+
+def test_streams_and_sources_are_kept_apart(tmp_path):
+    filled(tmp_path).close()
+    assert Spool(tmp_path, "a/b", 2, 4).last_seq == 0
+    assert Spool(tmp_path, "a", 3, 4).last_seq == 0
+
+
+def test_a_record_cut_short_does_not_count(tmp_path):
+    spool = filled(tmp_path)
+    spool.close()
+    (path,) = tmp_path.glob("spool-*")
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 3)
+    later = Spool(tmp_path, "a/b", 3, 4)
+    assert later.last_seq == 4
+    with pytest.raises(LedgerError, match="message 5"):
+        later.read(5)
+
+
+def test_freed_space_goes_back_and_the_rest_stays_readable(tmp_path):
+    spool = Spool(tmp_path, "a", 0, 1)
+    for seq in range(1, 41):
+        spool.append(seq, np.full(1 << 15, seq, np.float64))
+    before = spool._path.stat().st_blocks
+    spool.free(30)
+    assert spool._path.stat().st_blocks < before / 2
+    spool.close()
+    later = Spool(tmp_path, "a", 0, 2)
+    assert later.last_seq == 40
+    assert (later.read(31) == 31).all()
+    with pytest.raises(LedgerError):
+        later.read(30)
+
+
+def test_empty_and_odd_arrays(tmp_path):
+    spool = Spool(tmp_path, "a", 0, 1)
+    arrays = [np.empty((0, 3)), np.array(7.5), np.arange(12).reshape(3, 4).T, np.array([True])]
+    for seq, array in enumerate(arrays, 1):
+        spool.append(seq, array)
+    for seq, array in enumerate(arrays, 1):
+        again = spool.read(seq)
+        assert again.dtype == array.dtype and again.shape == array.shape
+        assert np.array_equal(again, array)
