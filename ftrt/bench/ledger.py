@@ -35,8 +35,10 @@ def rows(seconds_budget: float = 5.0) -> list[dict]:
             ("batch in order", _BATCH, "ns/message", bench.raw_batch, bench.batch_in_order),
             ("end a rank's ledger", 4, "us", bench.raw_close, bench.close),
         ]
-        return [_row(what, size, unit, raw, ours, seconds_budget / len(kinds))
-                for what, size, unit, raw, ours in kinds]
+        return [
+            _row(what, size, unit, raw, ours, seconds_budget / len(kinds))
+            for what, size, unit, raw, ours in kinds
+        ]
 
 
 def _row(what, size, unit, raw, ours, seconds) -> dict:
@@ -47,8 +49,15 @@ def _row(what, size, unit, raw, ours, seconds) -> dict:
     plain, full = np.array(pairs).T
     low, middle, high = np.percentile(plain, [25, 50, 75])
     found = float(np.median(full))
-    return {"what": what, "size": size, "unit": unit, "raw": float(middle), "ftrt": found,
-            "ratio": found / float(middle), "spread": float((high - low) / 2 / middle)}
+    return {
+        "what": what,
+        "size": size,
+        "unit": unit,
+        "raw": float(middle),
+        "ftrt": found,
+        "ratio": found / float(middle),
+        "spread": float((high - low) / 2 / middle),
+    }
 
 
 class _Bench:
@@ -63,8 +72,14 @@ class _Bench:
 
     def _stream(self, count: int = 1):
         self._epoch += 1
-        ledger = Ledger.open(self._pool, job=str(uuid.UUID(int=1)), attempt=1, epoch=self._epoch,
-                             rank=0, incarnation=1)
+        ledger = Ledger.open(
+            self._pool,
+            job=str(uuid.UUID(int=1)),
+            attempt=1,
+            epoch=self._epoch,
+            rank=0,
+            incarnation=1,
+        )
         for source in range(count):
             log = ledger.stream(CONSUMED, "bench", source, 0)
             log.append(1_000_000_000)
@@ -99,8 +114,8 @@ class _Bench:
     def raw_batch(self) -> float:
         start = time.perf_counter_ns()
         for at in range(0, _BATCH, self._target.size):
-            part = self._seqs[at:at + self._target.size]
-            self._target[:part.size] = part
+            part = self._seqs[at : at + self._target.size]
+            self._target[: part.size] = part
         return (time.perf_counter_ns() - start) / _BATCH
 
     def batch_in_order(self) -> float:

@@ -30,6 +30,8 @@ class Ledgers:
         for path in self._config.ledger.glob("e[0-9]*-r*.h5"):
             if int(path.name[1:7]) > epoch:
                 path.unlink(missing_ok=True)
+        for path in self._config.ledger.glob("spare-state-*.h5"):
+            path.unlink(missing_ok=True)
 
     def prepare(self, epoch: int) -> None:
         """Make and map the ledgers of ``epoch`` for every rank; done already: no work."""

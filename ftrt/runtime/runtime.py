@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ftrt import mpi
 from ftrt.agree.marks import Marks
-from ftrt.errors import DeadlineExceeded, Fenced, FtrtError, RecoveryImpossible, UsageError
+from ftrt.errors import (
+    DeadlineExceeded,
+    Fenced,
+    FtrtError,
+    LedgerError,
+    RecoveryImpossible,
+    UsageError,
+)
 from ftrt.host import libc
 from ftrt.host.board import Field, Phase
 from ftrt.ledger import state as ledger_state
@@ -68,9 +78,11 @@ class Runtime:
         self.job = Job(config)
         self.events = EventLog(config.ledger / "run", config.attempt)
         self._enlist()
+        self._blanks = _BlankStates(config)
         try:
             self.job.await_assignment()
         except JobEnded:
+            self._blanks.discard()
             mpi.leave(0)
         self.rank, self.size = self.job.rank, config.ranks
         self._senders: list[Sender] = []
@@ -122,7 +134,11 @@ class Runtime:
             incarnation=self.job.process + 1,
         )
         self._store = ledger_state.StateStore(
-            config.ledger, self.job.epoch, self.rank, published=self.ledger.published
+            config.ledger,
+            self.job.epoch,
+            self.rank,
+            published=self.ledger.published,
+            blank=self._blanks.take(),
         )
 
     @property
@@ -321,6 +337,7 @@ class Runtime:
         for sender in self._senders:
             sender.close()
         self.job.finish(self._serve)
+        self._blanks.discard()
         self._report("done", "")
         self.job.leave_at_exit()
 
@@ -338,6 +355,30 @@ class Runtime:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(report))
         os.replace(temporary, path)
+
+
+class _BlankStates:
+    """One state file in reserve, so that the first commit in an epoch does not wait for HDF5."""
+
+    def __init__(self, config: Config):
+        self._directory = config.ledger
+        self._path: Path | None = None
+        self._make()
+
+    def take(self) -> Path | None:
+        """The file in reserve, if it is ready; another one is made in the background."""
+        path, self._path = self._path, None
+        threading.Thread(target=self._make, name="ftrt-blank", daemon=True).start()
+        return path
+
+    def _make(self) -> None:
+        with contextlib.suppress(LedgerError):  # a full disk is told where a commit needs room
+            self._path = ledger_state.make_blank(self._directory)
+
+    def discard(self) -> None:
+        """Remove what was not used."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 def _check_stream_name(stream: str) -> None:

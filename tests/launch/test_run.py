@@ -52,7 +52,18 @@ def start(tmp_path):
 
 def test_all_done_is_audited(start, tmp_path, capsys):
     report = start(
-        "end('done')\nif rank == 0: print('digest 0a1b')\nsys.exit(7)",
+        # Rank 1 leaves last: its status 7 makes mpirun kill whoever is still there.
+        """
+if rank == 0:
+    print('digest 0a1b', flush=True)
+    end('done')
+    sys.exit(0)
+while not (run / 'attempt-1' / 'rank-0.json').exists():
+    time.sleep(0.01)
+time.sleep(0.3)
+end('done')
+sys.exit(7)
+""",
         json_file=str(tmp_path / "out.json"),
     )
     assert (report.exit, report.attempts, report.digest) == (0, 1, "0a1b")
