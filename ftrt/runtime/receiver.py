@@ -6,13 +6,14 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from ftrt.errors import UsageError
 from ftrt.ledger.log import CONSUMED, LedgerClosed
-from ftrt.runtime.paths import chain, generation_of
-from ftrt.transport.ring import RecvRing, RingRetired, flip_bits
+from ftrt.transport.factory import Link, damage, make_recv
+from ftrt.transport.ring import RingRetired
 
 # References to a payload that nobody but its message holds: the attribute and getrefcount's own.
 _OWN_REFERENCES = 3
@@ -95,7 +96,8 @@ class Receiver:
         state = runtime.stream_state(stream, source, runtime.rank)
         self._marks = state.marks.copy()
         self._log = runtime.stream_log(CONSUMED, stream, source, runtime.rank)
-        self._ring: RecvRing | None = None
+        self._link = Link(runtime.job.directory, runtime.config.job, stream, source, runtime.rank)
+        self._ring: Any = None
         self._generation = -1
         self._nacks = 0
         self._flip = False
@@ -174,23 +176,21 @@ class Receiver:
         """Fault injection: flip bits in the next slot that was delivered."""
         self._flip = True
 
-    def _damage(self, ring: RecvRing) -> None:
+    def _damage(self, ring) -> None:
         try:
-            flip_bits(ring.path, ring.next_frame)
+            damage(ring)
             self._flip = False
         except UsageError:
             pass  # nothing is delivered there yet
 
     def _next_ring(self) -> bool:
-        rt = self._runtime
-        for path in chain(rt.job.directory, self.stream, self.source, rt.rank):
-            if generation_of(path) > self._generation:
-                self._open_frames_stay()
-                self._ring = RecvRing.attach(path)
-                self._nacks = 0
-                self._generation = generation_of(path)
-                return True
-        return False
+        found = make_recv(self._link, self._generation)
+        if found is None:
+            return False
+        self._open_frames_stay()
+        self._ring, self._generation = found
+        self._nacks = 0
+        return True
 
     def _open_frames_stay(self) -> None:
         """Open frames of an older ring need no release: it is never written again."""
@@ -219,7 +219,7 @@ class Receiver:
             copy = array.copy()
             copy.flags.writeable = False
             return copy, copy
-        flat = np.frombuffer(memoryview(array.reshape(-1).view(np.uint8)), np.uint8)
+        flat = np.frombuffer(memoryview(array.reshape(-1).view(np.uint8).data), np.uint8)
         flat.flags.writeable = False
         return flat, flat.view(array.dtype).reshape(array.shape)
 

@@ -11,8 +11,7 @@ from ftrt.agree.marks import Marks
 from ftrt.errors import FtrtError, UsageError
 from ftrt.ledger.log import SENT, LedgerClosed
 from ftrt.ledger.spool import Spool
-from ftrt.runtime.paths import ring_path, stream_id
-from ftrt.transport.ring import SendRing, seal_sender
+from ftrt.transport.factory import Link, give_up, make_send
 
 SLOTS = 64
 SLOT_BYTES = 64 * 1024
@@ -22,7 +21,7 @@ _GENERATIONS_PER_EPOCH = 1000
 class _Lane:
     """One destination of a stream: its ring, its record of what left, what it already has."""
 
-    def __init__(self, dest: int, ring: SendRing, log, have: Marks):
+    def __init__(self, dest: int, ring, log, have: Marks):
         self.dest = dest
         self.ring = ring
         self.log = log
@@ -93,21 +92,11 @@ class Sender:
         log = rt.stream_log(SENT, self.stream, rt.rank, dest)
         return _Lane(dest, ring, log, have)
 
-    def _new_ring(self, dest: int) -> SendRing:
+    def _new_ring(self, dest: int):
         rt = self._runtime
         generation = rt.since_epoch * _GENERATIONS_PER_EPOCH + self._generation
-        return SendRing.create(
-            ring_path(rt.job.directory, self.stream, rt.rank, dest, generation),
-            slots=self._window,
-            slot_bytes=self._slot_bytes,
-            job=rt.config.job,
-            stream_id=stream_id(self.stream, rt.rank, dest),
-            source=rt.rank,
-            dest=dest,
-            generation=generation,
-            epoch=0,
-            first_seq=1,
-        )
+        link = Link(rt.job.directory, rt.config.job, self.stream, rt.rank, dest)
+        return make_send(link, generation, slots=self._window, slot_bytes=self._slot_bytes)
 
     def resend_missing(self) -> None:
         """Bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
@@ -257,11 +246,11 @@ class Sender:
         """Fault injection: give up the rings and go on in new ones from what counts."""
         rt = self._runtime
         for lane in self._lanes:
-            sealed = seal_sender(lane.ring.path)
-            lane.have.add(1, max(0, sealed["next_seq"] - 1))
+            upto = give_up(lane.ring) - 1
+            lane.have.add(1, max(0, upto))
             self._generation += 1
             lane.ring = self._new_ring(lane.dest)
-            rt.note("aborted", stream=self.stream, dest=lane.dest, upto=sealed["next_seq"] - 1)
+            rt.note("aborted", stream=self.stream, dest=lane.dest, upto=upto)
             if self.last_seq is not None:
                 lane.ring.close(self.last_seq)
             rt.job.wake(lane.dest)

@@ -1,0 +1,71 @@
+"""Which channel carries a stream between two ranks: the one place that makes them.
+
+A link is a chain of channels, one for each life of the sender (and one more whenever a living
+sender gives its channel up). Generations of a chain only grow; a receiver reads them in order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ftrt.transport.paths import chain, generation_of, ring_path, stream_id
+from ftrt.transport.ring import RecvRing, SendRing
+from ftrt.transport.ring_admin import flip_bits, seal_sender
+
+
+class Link(NamedTuple):
+    """One stream from one rank to another."""
+
+    directory: Path
+    job: str
+    stream: str
+    source: int
+    dest: int
+
+
+def make_send(link: Link, generation: int, *, slots: int, slot_bytes: int) -> Any:
+    """Make the sender's end of the next channel of a link."""
+    return SendRing.create(
+        ring_path(link.directory, link.stream, link.source, link.dest, generation),
+        slots=slots,
+        slot_bytes=slot_bytes,
+        job=link.job,
+        stream_id=stream_id(link.stream, link.source, link.dest),
+        source=link.source,
+        dest=link.dest,
+        generation=generation,
+        epoch=0,
+        first_seq=1,
+    )
+
+
+def make_recv(link: Link, after: int) -> tuple[Any, int] | None:
+    """Attach to the first channel of a link with a generation above ``after``.
+
+    Returns
+    -------
+    tuple or None
+        The receiver's end and its generation; None while the sender has made no such channel.
+    """
+    for path in chain(link.directory, link.stream, link.source, link.dest):
+        generation = generation_of(path)
+        if generation > after:
+            return RecvRing.attach(path), generation
+    return None
+
+
+def give_up(channel: Any) -> int:
+    """Seal the sender's end of a channel; the first number that it does not hold complete."""
+    return seal_sender(channel.path)["next_seq"]
+
+
+def damage(channel: Any) -> None:
+    """Fault injection: flip bits in the next frame that the receiver's end would read.
+
+    Raises
+    ------
+    UsageError
+        There is none yet.
+    """
+    flip_bits(channel.path, channel.next_frame)
