@@ -7,8 +7,11 @@ is waited for without a deadline, and no error class is trusted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Mapping
+from typing import NoReturn
 
 from ftrt.errors import UsageError
 
@@ -45,7 +48,7 @@ class World:
         try:
             comm = self.comm.Create_group(group, tag=epoch)
         except self._mpi.Exception:
-            survivors = self.comm.Shrink()
+            survivors = self._mpi.Intracomm(self.comm.Shrink())
             comm = survivors.Create_group(
                 self._mpi.Group.Incl(self.comm.Get_group(), processes), tag=epoch
             )
@@ -53,13 +56,18 @@ class World:
         return comm
 
 
-def world_rank_of_environment() -> int | None:
+def world_rank_of_environment(environment: Mapping[str, str] = os.environ) -> int | None:
     """Rank in the world before MPI is initialised, None where the launcher does not tell."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
-        value = os.environ.get(name)
+        value = environment.get(name)
         if value is not None and value.isdigit():
             return int(value)
     return None
+
+
+def ulfm_is_on(environment: Mapping[str, str]) -> bool:
+    """True in a process that ``mpirun --with-ft ulfm`` of Open MPI 5 or later started."""
+    return environment.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "enabled")
 
 
 def connect(expected: int) -> World:
@@ -74,8 +82,9 @@ def connect(expected: int) -> World:
     return world
 
 
-def leave(status: int) -> None:
+def leave(status: int) -> NoReturn:
     """End this process without ``MPI_Finalize``, everything printed."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more: no reason to stay
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)

@@ -7,13 +7,24 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ftrt.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings of one attempt, the same in every process of it."""
+    """Settings of one attempt, the same in every process of it.
+
+    Attributes
+    ----------
+    launched : bool
+        ``ftrt run`` started the job and tells how it ends; otherwise the ranks do so themselves.
+    launcher_pid : int or None
+        Process of the launcher on this host: once it is gone, the agent ends the attempt.
+    lock_fd : int or None
+        Descriptor that holds the ledger's lock where no launcher does; handed on to the agent.
+    """
 
     job: str
     ledger: Path
@@ -28,6 +39,9 @@ class Config:
     evict_timeout_s: float = 5.0
     init_timeout_s: float = 120.0
     call_timeout_s: float = 600.0
+    launched: bool = True
+    launcher_pid: int | None = None
+    lock_fd: int | None = None
 
     @property
     def processes(self) -> int:
@@ -43,7 +57,7 @@ class Config:
     def from_environment(cls, environment: Mapping[str, str]) -> Config:
         """Read the ``FTRT_*`` variables; :class:`UsageError` names the one that is wrong."""
         try:
-            values = {
+            values: dict[str, Any] = {
                 "job": environment["FTRT_JOB"],
                 "ledger": Path(environment["FTRT_LEDGER"]),
                 "attempt": int(environment.get("FTRT_ATTEMPT", "1")),
@@ -52,6 +66,9 @@ class Config:
                 "stable": environment.get("FTRT_STABLE", "process"),
                 "faults": tuple(json.loads(environment.get("FTRT_FAULTS", "[]"))),
                 "seed": int(environment.get("FTRT_SEED", "0") or 0),
+                "launched": environment.get("FTRT_LAUNCHER", "run") == "run",
+                "launcher_pid": _number(environment.get("FTRT_LAUNCHER_PID")),
+                "lock_fd": _number(environment.get("FTRT_LOCK_FD")),
             }
         except KeyError as missing:
             raise UsageError(
@@ -79,6 +96,10 @@ class Config:
                 f"suspect time-out {self.suspect_timeout_s:g} s must be below "
                 f"the evict time-out {self.evict_timeout_s:g} s"
             )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 def _seconds(name: str, text: str) -> float:

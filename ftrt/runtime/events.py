@@ -37,3 +37,12 @@ def _attempt_start(path: Path) -> float:
     finally:
         temporary.unlink()
     return float(path.read_text())
+
+
+def reason_of_failure(directory: Path, attempt: int) -> str:
+    """Why the host's agent says that ``attempt`` cannot go on."""
+    for line in reversed((directory / "events.jsonl").read_text().splitlines()):
+        event = json.loads(line)
+        if event.get("event") == "failed" and event.get("attempt") == attempt:
+            return str(event["reason"])
+    return "this attempt ends for a reason that nobody recorded"

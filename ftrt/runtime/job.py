@@ -20,6 +20,7 @@ from ftrt.host.beat import Heartbeat
 from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory, wait_for_board
 from ftrt.ledger.record import read_record
 from ftrt.runtime.config import Config
+from ftrt.runtime.events import reason_of_failure
 
 _SPINS = 40
 _LONGEST_SLEEP_S = 0.05
@@ -147,9 +148,9 @@ class Job:
         """Raise if this attempt cannot go on."""
         status = self.board.status
         if status is Status.FAILED:
+            reason = reason_of_failure(self.config.ledger / "run", self.config.attempt)
             raise RecoveryImpossible(
-                f"rank {self.rank}, epoch {self.epoch}: this attempt ends because a failure could "
-                "not be repaired in place (the reason is in run/events.jsonl of the ledger); "
+                f"rank {self.rank}, epoch {self.epoch}: {reason}; "
                 "nothing that was committed is lost"
             )
         self._check_agent()
@@ -209,8 +210,11 @@ def start_agent(config: Config) -> None:
         stdout=log,
         stderr=log,
         start_new_session=True,
+        pass_fds=[] if config.lock_fd is None else [config.lock_fd],
     )
     log.close()
+    if config.lock_fd is not None:
+        os.close(config.lock_fd)
 
 
 import numpy as _np  # noqa: E402

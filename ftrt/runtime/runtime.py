@@ -32,6 +32,7 @@ from ftrt.host.board import Field, Phase
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.log import Ledger, LedgerClosed
 from ftrt.ledger.pool import LedgerPool
+from ftrt.runtime import direct
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
 from ftrt.runtime.faults import Injector
@@ -331,6 +332,8 @@ class Runtime:
             return
         self.job.board.put(self.job.process, Field.PHASE, Phase.RAISED)
         self._report("error", f"{kind.__name__}: {error}", traceback.format_exc())
+        if not self.config.launched:
+            traceback.print_exc()
         mpi.leave(1)
 
     def _finish(self) -> None:
@@ -344,8 +347,8 @@ class Runtime:
     def _give_up(self, failure: FtrtError) -> None:
         status = "fenced" if isinstance(failure, Fenced) else "failed"
         if status == "failed":
-            self._report(status, str(failure))  # the launcher tells it, once for all ranks
-        else:
+            self._report(status, str(failure))
+        if status == "fenced" or not self.config.launched:  # else the launcher tells it, once
             print(f"ftrt: {failure}", file=sys.stderr)
         mpi.leave(3)
 
@@ -387,7 +390,7 @@ def _check_stream_name(stream: str) -> None:
 
 
 def init() -> Runtime:
-    """Join the job that ``ftrt run`` started.
+    """Join the job that ``ftrt run`` started, or plain ``mpirun --with-ft ulfm``.
 
     A spare stays inside until it is needed, then returns with the rank of the process that it
     replaces; if it is never needed, it ends here.
@@ -400,6 +403,7 @@ def init() -> Runtime:
     Raises
     ------
     UsageError
-        The process was not started by ``ftrt run`` or by an mpirun without fault tolerance.
+        Neither ``ftrt run`` nor ``mpirun --with-ft ulfm`` started this process.
     """
+    direct.prepare()
     return Runtime(environment_config())
