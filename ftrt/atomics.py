@@ -7,8 +7,12 @@ and on ARM64 alike. ``array`` is always a C-contiguous ``uint64`` array, ``index
 
 from __future__ import annotations
 
-from numba import njit, types
-from numba.extending import intrinsic
+from typing import Any
+
+from numba import extending, njit, types
+
+# Loosely typed: compiled code calls an intrinsic without its first argument.
+intrinsic: Any = extending.intrinsic
 
 
 def _word(context, builder, array_type, array, index):

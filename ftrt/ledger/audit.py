@@ -101,7 +101,7 @@ def _gather(directory: Path) -> list[tuple[int, list]]:
         path = directory / sealed["file"]
         if not path.exists():
             raise LedgerDamaged(f"{path}: is missing, the record of a later epoch seals it")
-        epoch = int(_SEGMENT.fullmatch(sealed["file"])[1])
+        epoch = int(sealed["file"][1:].partition("-")[0])
         gathered.append((epoch, _decode(path, dict(sealed), job)))
     for path in sorted(directory.glob("e*-s*.h5")):
         name = _SEGMENT.fullmatch(path.name)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import LedgerError
 from . import layout, statefmt
+from .steps import step
 
 
 def _dataset(h5py, file, name: str, dtype: np.dtype, count: int) -> int:
@@ -51,8 +52,11 @@ def _create(path, datasets, magic: bytes) -> None:
     temporary = path.with_name(f"tmp-{uuid.uuid4().hex}")
     try:
         _probe(temporary, sum(dtype.itemsize * count for _, dtype, count in datasets))
+        step("file.probed")
         _write_file(temporary, datasets, magic)
+        step("file.written")
         os.rename(temporary, path)
+        step("file.named")
     except (OSError, RuntimeError) as error:
         temporary.unlink(missing_ok=True)
         raise LedgerError(f"{path}: cannot be made: {_reason(error)}") from error

@@ -65,9 +65,17 @@ USER = np.dtype(
         ("check", "<u8"),
     ]
 )
+
+
+def byte_of(dtype: np.dtype, name: str) -> int:
+    """Where a field begins in a record."""
+    fields = dtype.fields
+    return fields[name][1] if fields else 0
+
+
 STREAM_WORDS = STREAM.itemsize // 8
-HEAD_AT, BASE_AT, LAST_AT = (STREAM.fields[n][1] // 8 for n in ("head", "base", "last"))
-CONTROL_AT = HEADER.fields["control"][1] // 8
+HEAD_AT, BASE_AT, LAST_AT = (byte_of(STREAM, n) // 8 for n in ("head", "base", "last"))
+CONTROL_AT = byte_of(HEADER, "control") // 8
 
 BODY = (1 << 56) - 1
 CHECK_BITS = 127 << 56
@@ -138,7 +146,7 @@ HEADER_FIELDS = (
     "incarnation",
     "boot",
 )
-STREAM_CHECKED = STREAM.fields["base"][1]  # state, kind, name, source, dest
+STREAM_CHECKED = byte_of(STREAM, "base")  # state, kind, name, source, dest
 USER_FIELDS = ("magic", "version", "length", "offsets", "counts")
 
 

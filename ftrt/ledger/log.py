@@ -13,6 +13,7 @@ from . import commit, layout
 from .layout import CLOSED, CONSUMED, SENT
 from .pool import LedgerPool
 from .segment import Segment
+from .steps import step
 
 __all__ = ["CONSUMED", "SENT", "Ledger", "LedgerClosed", "StreamLog"]
 
@@ -28,10 +29,6 @@ class LedgerClosed(LedgerError):
     """
 
     applied = 0
-
-
-def _step(name: str) -> None:
-    """Do nothing; crash tests replace it to die between two steps of the slow path."""
 
 
 class _Part:
@@ -52,10 +49,11 @@ class _Part:
         entry["kind"], entry["name"], entry["source"], entry["dest"] = kind, name, source, dest
         entry["state"] = 1
         entry["check"] = zlib.crc32(segment.entry_bytes(index))
-        _step("stream.filled")
+        step("stream.filled")
         empty = int(layout.head_word(0, 0))
         if atomics.swap_if(segment.whole, segment.head_index(index), 0, empty) != 0:
             raise LedgerClosed(f"{segment.path}: its epoch has ended")
+        step("stream.registered")
         self.streams += 1
         return index
 
@@ -63,7 +61,7 @@ class _Part:
         """Add the next free page to a stream."""
         at, owned = self.segment.at_pages + self.pages, cursor[commit.CAPACITY]
         atomics.store(self.segment.whole, at, layout.guard(index + 1))
-        _step("page.owned")
+        step("page.owned")
         cursor[commit.PAGES + owned // layout.PAGE_WORDS] = self.pages
         cursor[commit.CAPACITY] = owned + layout.PAGE_WORDS
         self.pages += 1
@@ -78,7 +76,6 @@ class StreamLog:
     def __init__(self, ledger: Ledger, kind: int, name: str, source: int, dest: int):
         self.kind, self.name, self.source, self.dest = kind, name, source, dest
         self._ledger, self._earlier = ledger, 0
-        self._part = self._cursor = self._whole = None
         self._enter(ledger._parts[-1])
 
     def __repr__(self) -> str:
@@ -143,17 +140,19 @@ class StreamLog:
             raise UsageError(f"stream {self.name!r}: only its sender can finish it")
         at = self._cursor[commit.HEAD] - layout.HEAD_AT + layout.LAST_AT
         atomics.store(self._whole, at, layout.guard(int(last) + 1))
-        _step("last.stored")
+        step("last.stored")
         head = int(atomics.load(self._whole, self._cursor[commit.HEAD]))
         # Whoever closes after this swap sees the number stored before it.
         held = atomics.swap_if(self._whole, self._cursor[commit.HEAD], head, head)
         if head & CLOSED or int(held) != head:
             self._raise_closed()
+        step("last.published")
 
     def _head(self) -> tuple[int, int, bool, bool]:
         return layout.split_head(int(atomics.load(self._whole, self._cursor[commit.HEAD])))
 
     def _raise_closed(self) -> None:
+        step("commit.refused")
         raise LedgerClosed(f"{self._part.segment.path}: its epoch has ended")
 
     def _append_slowly(self, status: int, seq: int, count: int, dropped: bool) -> None:
@@ -220,22 +219,22 @@ class StreamLog:
         base = max(0, seq - layout.SEQ_SPAN // 2)
         at = self._cursor[commit.HEAD] - layout.HEAD_AT + layout.BASE_AT
         atomics.store(self._whole, at, layout.guard(base))
-        _step("base.stored")
+        step("base.stored")
         self._cursor[commit.BASE] = base
 
     def _advance(self, seq: int) -> None:
         """Go on in a later segment; claims one if there is none."""
         with self._ledger._lock:
             part = self._ledger._part_after(self._part.number)
+        events = self.events
         self._enter(part)
+        self._earlier = events
         self._set_base(seq)
 
     def _enter(self, part: _Part) -> None:
         with self._ledger._lock:
             name = self.name.encode()
             index = part.register(self.kind, name, self.source, self.dest)
-            if self._cursor is not None:
-                self._earlier = self.events
             self._part, self._index, self._whole = part, index, part.segment.whole
             self._cursor = commit.new_cursor(part.segment, index)
             self._ledger._cursors[part.number, index] = self._cursor
@@ -321,7 +320,7 @@ class Ledger:
             if int(present.header["incarnation"]) != 0:
                 raise LedgerError(f"{present.path}: another process writes it already") from None
             path = present.path
-        _step("segment.claimed")
+        step("segment.claimed")
         return _Part(_own(Segment(path)), number)
 
     def _part_after(self, number: int) -> _Part:
@@ -334,7 +333,9 @@ class Ledger:
         # Closing and adding contend for one word, so a closer knows every segment there is.
         if int(atomics.swap_if(first.whole, first.at_control, count, count + 1)) != count:
             part.segment.path.unlink(missing_ok=True)
+            step("segment.late")
             raise LedgerClosed(f"{first.path}: its epoch has ended")
+        step("segment.counted")
         self._parts.append(part)
         return part
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import LedgerError
 from . import h5, layout
 from .segment import Segment
+from .steps import step
 
 
 class LedgerPool:
@@ -70,6 +71,7 @@ class LedgerPool:
         if target.exists():
             raise FileExistsError(str(target))
         mine = self._take()
+        step("blank.taken")
         try:
             made = Segment(mine, blank=True)
             made.fill(
@@ -82,7 +84,9 @@ class LedgerPool:
             )
             if closed:
                 made.header["control"] = 1 | layout.CLOSED
+            step("blank.filled")
             os.link(mine, target)  # unlike a rename it never replaces what is there
+            step("blank.linked")
         except FileExistsError:
             raise
         except OSError as error:

@@ -13,10 +13,7 @@ from pathlib import Path
 
 from ..errors import LedgerDamaged, LedgerError
 from . import layout
-
-
-def _step(name: str) -> None:
-    """Do nothing; crash tests replace it to die between two steps."""
+from .steps import step
 
 
 def _check(record: dict) -> str:
@@ -36,11 +33,11 @@ def _publish(path: Path, record: dict, durable: bool) -> bool:
         with open(temporary, "x", encoding="utf-8") as file:
             json.dump(record, file, sort_keys=True)
             file.flush()
-            _step("record.written")
+            step("record.written")
             if durable:
                 os.fsync(file.fileno())
         os.link(temporary, path)
-        _step("record.linked")
+        step("record.linked")
     except FileExistsError:
         return False
     except OSError as error:

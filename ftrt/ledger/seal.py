@@ -19,6 +19,7 @@ from . import layout
 from .layout import CLOSED, check7, run_word
 from .pool import LedgerPool
 from .segment import Segment
+from .steps import step
 
 
 @njit("void(uint64[::1], intp, intp)", cache=True)
@@ -32,6 +33,7 @@ def close_segments(segments: list[Segment]) -> None:
     first = segments[0]
     atomics.set_bits(first.whole, first.at_control, CLOSED)
     for segment in segments:
+        step("seal.segment")
         _close_heads(segment.whole, segment.head_index(0), layout.STREAM_WORDS)
 
 
@@ -67,7 +69,9 @@ class RankCloser:
         while len(self._segments) < control:
             self._segments.append(Segment(self._path(len(self._segments))))
         del self._segments[control:]
+        step("seal.counted")
         close_segments(self._segments)
+        step("seal.closed")
         return [seal(segment) for segment in self._segments]
 
     def _path(self, number: int) -> Path:
@@ -83,6 +87,7 @@ class RankCloser:
             LedgerPool(self.directory, pages=1).claim(
                 self.epoch, self.rank, 0, job=job, attempt=0, incarnation=-1, closed=True
             )
+            step("seal.tombstone")
 
 
 def close_rank(directory, epoch: int, rank: int) -> list[dict]:
@@ -225,10 +230,9 @@ def decode(directory, sealed: dict | None = None, *, file: str | None = None):
     """
     if isinstance(sealed, Seal):
         return sealed.decoded
-    segment = Segment(Path(directory) / (file or sealed["file"]), write=False)
     if sealed is None:
-        return read_streams(segment)
-    return sealed_streams(segment, sealed)
+        return read_streams(Segment(Path(directory) / str(file), write=False))
+    return sealed_streams(Segment(Path(directory) / sealed["file"], write=False), sealed)
 
 
 def sealed_streams(segment: Segment, sealed: dict) -> list[tuple[dict, np.ndarray]]:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ftrt.errors import LedgerError
+from ftrt.ledger.steps import step
 
 _HEADER = struct.Struct("<QQIIQI4x")
 _MAGIC = 0x4C4F_4F50_5352_5446
@@ -54,12 +55,14 @@ class Spool:
         check = zlib.crc32(payload, zlib.crc32(meta))
         head = _HEADER.pack(_MAGIC, seq, 1, len(meta), len(payload), check)
         record = head + meta + payload
+        step("spool.packed")
         try:
             written = os.pwrite(self._file, record, self._end)
         except OSError as error:
             raise self._full(error) from error
         if written != len(record):
             raise self._full("the storage took only a part of a record")
+        step("spool.written")
         self._index[seq] = (self._file, self._end)
         self._end += written
 
@@ -87,6 +90,7 @@ class Spool:
                 self._file, _PUNCH_HOLE_KEEP_SIZE, *(ctypes.c_long(value) for value in hole)
             )
             self._freed = keep_from
+            step("spool.freed")
 
     def sync(self) -> None:
         """Make everything appended so far survive a power failure."""

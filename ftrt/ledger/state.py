@@ -13,14 +13,11 @@ from .. import atomics
 from ..errors import LedgerDamaged, LedgerError, UsageError
 from . import h5, layout, statefmt
 from .segment import map_file
+from .steps import step
 
 _ALIGN = 64
 _MIN_FILE = 1 << 16
 _REF = ("epoch", "stream", "segment", "event")
-
-
-def _step(name: str) -> None:
-    """Do nothing; crash tests replace it to die between two steps."""
 
 
 class _StateFile:
@@ -33,7 +30,7 @@ class _StateFile:
         self.whole = np.frombuffer(self._map, np.uint64)
         self.slots = np.frombuffer(self._map, statefmt.SLOT, statefmt.SLOTS, at)
         self.data = np.frombuffer(self._map, np.uint8, int(user["counts"][1]), data)
-        self._at_slots, self._at_check = at, at // 8 + statefmt.SLOT.fields["check"][1] // 8
+        self._at_slots, self._at_check = at, at // 8 + layout.byte_of(statefmt.SLOT, "check") // 8
         self.used_slots = self.used_bytes = 0
 
     def sync(self) -> None:
@@ -78,7 +75,7 @@ class _StateFile:
         record = self.slots[slot]
         offset, length = int(record["offset"]), int(record["length"])
         data = self.data[offset : offset + length]
-        if data.size != length or zlib.crc32(data) != record["checksum"]:
+        if data.size != length or zlib.crc32(data.data) != record["checksum"]:
             key = record["key"].decode(errors="replace")
             raise LedgerDamaged(f"{self.path}: the state {key!r} has a wrong checksum")
         return data
@@ -100,20 +97,20 @@ class _Buffer:
 
     def write(self, key: bytes, pieces: list, ref, version: int) -> None:
         self.clear()
-        _step("state.cleared")
+        step("state.cleared")
         at, checksum = self.offset, 0
         for piece in pieces:
             view = np.frombuffer(piece, np.uint8)
             self.file.data[at : at + view.size] = view
-            at, checksum = at + view.size, zlib.crc32(view, checksum)
-            _step("state.copied")
+            at, checksum = at + view.size, zlib.crc32(view.data, checksum)
+            step("state.copied")
         fields = statefmt.FIELDS.pack(
             version, key, self.offset, self.capacity, *ref, at - self.offset, checksum
         )
         self.file.describe(self.slot, fields)
-        _step("state.described")
+        step("state.described")
         atomics.store(self.file.whole, self.file.check_at(self.slot), _check(fields))
-        _step("state.written")
+        step("state.written")
 
 
 class StateStore:
@@ -140,7 +137,7 @@ class StateStore:
         self._current: dict[bytes, _Buffer] = {}
         self._spare: dict[bytes, _Buffer] = {}
         self._pending: dict[bytes, _Buffer] = {}
-        self._pending_ref = None
+        self._pending_ref: tuple | None = None
         self._version = 0
 
     def put(self, key: str, value, ref) -> None:
@@ -217,7 +214,7 @@ class StateStore:
             if path.exists():
                 raise LedgerError(f"{path}: another process writes it already")
             self._make_file(path, max(_MIN_FILE, 2 * capacity))
-            _step("state.file")
+            step("state.file")
             self._files.append(_StateFile(path))
         return self._files[-1].take(capacity)
 
@@ -227,6 +224,7 @@ class StateStore:
             h5.create_state_file(path, capacity)
             return
         os.link(blank, path)  # fails where a file is, unlike a rename
+        step("state.linked")
         os.unlink(blank)
 
 
@@ -291,7 +289,7 @@ def restore(directory, states: list[dict]) -> dict:
     for entry in states:
         path = Path(directory) / entry["file"]
         try:
-            file = files.setdefault(entry["file"], None) or _StateFile(path, write=False)
+            file = files.get(entry["file"]) or _StateFile(path, write=False)
         except FileNotFoundError as error:
             raise LedgerDamaged(f"{path}: is missing, state {entry['key']!r} was there") from error
         files[entry["file"]] = file

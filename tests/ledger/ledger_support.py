@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 import uuid
 
 from ftrt.ledger import log, record
@@ -30,6 +31,8 @@ def start_child(work, timeout_s: float = 20.0) -> int:
         try:
             work()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return child
@@ -41,13 +44,19 @@ def run_child(work) -> int:
 
 
 class DieAt:
-    """Stands for a module's ``_step``: kills the process at its ``number``-th call."""
+    """A hook for ``steps.install`` that kills the process at its ``number``-th call.
 
-    def __init__(self, number: int):
-        self.left = number
+    It tells the names that it has seen in the file ``told``, if there is one.
+    """
+
+    def __init__(self, number: int, told=None):
+        self.left, self._told = number, told
 
     def __call__(self, name: str) -> None:
         self.left -= 1
+        if self._told is not None:
+            with open(self._told, "a") as file:
+                file.write(f"{name}\n")
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 

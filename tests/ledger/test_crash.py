@@ -7,11 +7,19 @@ import time
 import h5py
 import numpy as np
 import pytest
-from ledger_support import DieAt, killed, make_directory, open_ledger, run_child, start_child
+from kill_points import AT_THE_END_OF_AN_EPOCH, open_commit
+from ledger_support import (
+    JOB,
+    DieAt,
+    killed,
+    make_directory,
+    open_ledger,
+    run_child,
+    start_child,
+)
 
-from ftrt.ledger import log as ledger_log
-from ftrt.ledger import record, seal, state
-from ftrt.ledger.log import CONSUMED, SENT
+from ftrt.ledger import audit, record, seal, state, steps
+from ftrt.ledger.log import CONSUMED, SENT, LedgerClosed
 from ftrt.ledger.pool import LedgerPool
 
 
@@ -28,7 +36,7 @@ def committed(directory) -> list[int]:
 
 def commit_a_lot(directory, die_at: int, seen: int) -> None:
     """Every slow path there is: registration, pages, segments, a close; reports each commit."""
-    ledger_log._step = DieAt(die_at)
+    steps.install(DieAt(die_at))
     ledger = open_ledger(LedgerPool(directory, 1))
     log = ledger.stream(CONSUMED, "a", 1, 0)
     for seq in range(0, 1200, 2):
@@ -37,7 +45,7 @@ def commit_a_lot(directory, die_at: int, seen: int) -> None:
     ledger.stream(SENT, "b", 0, 1).finish(0)
 
 
-@pytest.mark.parametrize("die_at", range(1, 13))
+@pytest.mark.parametrize("die_at", range(1, 23))
 def test_killed_at_every_step_of_the_slow_path(tmp_path, die_at):
     make_directory(tmp_path)
     reader, writer = os.pipe()
@@ -45,7 +53,7 @@ def test_killed_at_every_step_of_the_slow_path(tmp_path, die_at):
     os.close(writer)
     with open(reader, "rb") as file:
         told = np.frombuffer(file.read(), np.uint64).tolist()
-    assert killed(status) or (status == 0 and die_at > 9)
+    assert killed(status) or (status == 0 and die_at > 18)
     assert committed(tmp_path) in (told, told + [len(told) * 2])
     for path in tmp_path.glob("*.h5"):
         with h5py.File(path) as file:
@@ -102,7 +110,7 @@ def state_steps(directory, die_at: int, seen: int) -> None:
     log = ledger.stream(CONSUMED, "a", 1, 0)
     store = state.StateStore(directory, 1, 0, ledger.published)
     step = DieAt(die_at)
-    state._step = step
+    steps.install(step)
     for seq in range(1, 8):
         size = seq * 5000 if seq > 3 else 10
         ref = log.next_ref(seq)
@@ -135,13 +143,52 @@ def test_state_is_old_or_new_wherever_it_is_killed(tmp_path, die_at):
     assert values["x"].tolist() == [done] * (done * 5000 if done > 3 else 10)
 
 
-@pytest.mark.parametrize("die_at, exists", [(1, False), (2, True), (3, True)])
-def test_record_is_whole_or_absent(tmp_path, die_at, exists):
-    def work():
-        record._step = DieAt(die_at)
-        record.create_record(tmp_path, {"epoch": 2, "marks": list(range(1000))}, durable=True)
+def end_epoch(directory) -> None:
+    """Close a ledger of two segments and one that was never opened, and write the record."""
+    seals = [sealed for rank in (0, 1) for sealed in seal.close_rank(directory, 1, rank)]
+    record.create_record(directory, {"epoch": 2, "job": JOB, "seals": seals}, durable=True)
 
-    assert killed(run_child(work)) == (die_at < 3)
-    assert record.latest_epoch(tmp_path) == (2 if exists else None)
-    if exists:
-        assert record.read_record(tmp_path, 2)["marks"][-1] == 999
+
+def test_killed_at_every_step_of_the_end_of_an_epoch(tmp_path):
+    """Whoever comes next finds the old epoch or the new one, and can go on from either."""
+    told, number, status = tmp_path / "told", 0, 9
+    while killed(status):
+        number += 1
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        pool = make_directory(directory, pages=1)
+        consumer = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
+        consumer.append_seqs(np.arange(0, 1200, 2, dtype=np.uint64))
+        status = run_child(lambda at=number, to=directory: _end_at(to, at, told))
+        assert record.latest_epoch(directory) in (None, 2)
+        assert audit.audit(directory)["consumed"] == 600
+        end_epoch(directory)
+        assert len(record.read_record(directory, 2)["seals"]) == 3
+        assert not list((directory / "epochs").glob(".tmp-*")) or killed(status)
+        with pytest.raises(LedgerClosed):
+            consumer.append(9999)
+        assert audit.audit(directory)["consumed"] == 600
+    assert number > len(AT_THE_END_OF_AN_EPOCH)
+    assert set(told.read_text().split()) >= AT_THE_END_OF_AN_EPOCH
+
+
+def _end_at(directory, die_at: int, told) -> None:
+    steps.install(DieAt(die_at, told))
+    end_epoch(directory)
+
+
+@pytest.mark.parametrize("die_at", range(1, 9))
+def test_a_batch_is_whole_or_absent(tmp_path, die_at):
+    pool = make_directory(tmp_path)
+
+    def work():
+        open_commit()
+        log = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
+        log.append(4)
+        steps.install(DieAt(die_at))
+        log.append_seqs(np.array([5, 6, 9, 10, 12], np.uint64))
+
+    assert killed(run_child(work)) == (die_at < 7)
+    found = committed(tmp_path)
+    assert found in ([4], [4, 5, 6, 9, 10, 12])
+    assert (len(found) == 6) == (die_at >= 6)
