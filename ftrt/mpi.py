@@ -11,15 +11,25 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ftrt.errors import UsageError
+import numpy as np
+
+from ftrt.errors import PeerFailed, UsageError
+
+_TAGS_GUARANTEED = 32767
 
 
 class World:
-    """``MPI_COMM_WORLD`` of this attempt, errors returned instead of fatal."""
+    """``MPI_COMM_WORLD`` of this attempt, errors returned instead of fatal.
 
-    def __init__(self):
+    With ``data_over_mpi`` every process joins a communicator for the data as well (collective).
+    """
+
+    def __init__(self, data_over_mpi: bool = False) -> None:
+        if data_over_mpi:
+            # Shared memory is off for MPI's own transport as well, unless somebody chose one.
+            os.environ.setdefault("OMPI_MCA_btl", "self,tcp")
         import mpi4py
 
         mpi4py.rc.finalize = False  # MPI_Finalize hangs after a failure: processes leave without it
@@ -30,6 +40,7 @@ class World:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.rank = self.comm.rank
         self.size = self.comm.size
+        self.wire = Wire(MPI, self.comm) if data_over_mpi else None
 
     def processes_on_this_host(self) -> int:
         """How many processes of the job share memory with this one."""
@@ -56,6 +67,78 @@ class World:
         return comm
 
 
+class Wire:
+    """Messages between processes on a communicator of ftrt's own. No call blocks.
+
+    A request to a process that died ends with an error sooner or later, of whatever class; all of
+    them are told as :class:`PeerFailed`, and who died is for the epochs to say. The communicator
+    is never revoked, so that messages between living processes go on.
+    """
+
+    def __init__(self, mpi: Any, world: Any) -> None:
+        self._error = mpi.Exception
+        self._comm = world.Dup()
+        self._comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self._isend, self._irecv = self._comm.Isend, self._comm.Irecv
+        self._retired: list[tuple[list, Any]] = []
+        self.process: int = self._comm.rank
+        self.tag_limit: int = self._comm.Get_attr(mpi.TAG_UB) or _TAGS_GUARANTEED
+
+    def send(self, buffer: np.ndarray, process: int, tag: int) -> Any:
+        """Start a send; ``buffer`` stays as it is until the request is done."""
+        try:
+            return self._isend(buffer, process, tag)
+        except self._error as error:
+            raise self._failed(process, error) from error
+
+    def receive(self, buffer: np.ndarray, process: int, tag: int) -> Any:
+        """Post a receive of at most ``buffer``'s bytes."""
+        try:
+            return self._irecv(buffer, process, tag)
+        except self._error as error:
+            raise self._failed(process, error) from error
+
+    def done(self, request: Any) -> bool:
+        """Whether a request is complete."""
+        try:
+            return request.Test()
+        except self._error as error:
+            raise PeerFailed(f"a message of process {self.process} failed: {error}") from error
+
+    def fetch(self, buffer: np.ndarray, process: int, tag: int) -> bool:
+        """Take a message that has arrived and that nobody posted a receive for."""
+        try:
+            message = self._comm.Improbe(process, tag)
+            if message is None:
+                return False
+            message.Recv(buffer)
+        except self._error:
+            return False
+        return True
+
+    def retire(self, receives: list, sends: list, memory: Any) -> None:
+        """Give up requests; ``memory`` is kept until none of them can touch it any more."""
+        for request in receives:
+            try:
+                request.Cancel()
+            except self._error:
+                continue  # it has failed, or is complete
+        self._retired.append(([*receives, *sends], memory))
+        self._retired = [entry for entry in self._retired if not self._all_over(entry[0])]
+
+    def _all_over(self, requests: list) -> bool:
+        return all([self._over(request) for request in requests])
+
+    def _over(self, request: Any) -> bool:
+        try:
+            return request.Test()
+        except self._error:
+            return True
+
+    def _failed(self, process: int, error: Exception) -> PeerFailed:
+        return PeerFailed(f"process {self.process} cannot reach process {process}: {error}")
+
+
 def world_rank_of_environment(environment: Mapping[str, str] = os.environ) -> int | None:
     """Rank in the world before MPI is initialised, None where the launcher does not tell."""
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
@@ -70,9 +153,9 @@ def ulfm_is_on(environment: Mapping[str, str]) -> bool:
     return environment.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "enabled")
 
 
-def connect(expected: int) -> World:
+def connect(expected: int, data_over_mpi: bool = False) -> World:
     """Initialise MPI and check that it is the world the launcher meant."""
-    world = World()
+    world = World(data_over_mpi)
     if world.size != expected:
         raise UsageError(
             f"MPI started {world.size} processes, {expected} were expected: "
