@@ -27,7 +27,7 @@ class World:
     """
 
     def __init__(self, data_over_mpi: bool = False) -> None:
-        if data_over_mpi:
+        if data_over_mpi or os.environ.get("FTRT_SHM") == "0":
             # Shared memory is off for MPI's own transport as well, unless somebody chose one.
             os.environ.setdefault("OMPI_MCA_btl", "self,tcp")
         import mpi4py
@@ -127,7 +127,7 @@ class Wire:
         self._retired = [entry for entry in self._retired if not self._all_over(entry[0])]
 
     def _all_over(self, requests: list) -> bool:
-        return all([self._over(request) for request in requests])
+        return all(self._over(request) for request in requests)
 
     def _over(self, request: Any) -> bool:
         try:

@@ -74,9 +74,7 @@ def _raw(comm, size: int, frames: int, window: int, reads: bool) -> None:
 def _ours(end, sends: bool, size: int, batch: int, frames: int, start: int) -> None:
     if sends:
         records = np.zeros((batch, size), np.uint8)
-        send, payload = (
-            (end.try_send_batch, records) if batch > 1 else (end.try_send, records[0])
-        )
+        send, payload = (end.try_send_batch, records) if batch > 1 else (end.try_send, records[0])
         for i in range(start, start + frames):
             while not send(i * batch, payload, 1):
                 pass

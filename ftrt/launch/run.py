@@ -161,6 +161,8 @@ class _Job:
             "FTRT_FAULTS": json.dumps([asdict(fault) for fault in options.faults]),
             "FTRT_SEED": str(options.seed),
         }
+        if "FTRT_SHM" in os.environ:
+            settings["FTRT_SHM"] = os.environ["FTRT_SHM"]
         if options.stall_timeout_s is not None:
             settings["FTRT_STALL_TIMEOUT_S"] = str(options.stall_timeout_s)
         if options.evict_timeout_s is not None:

@@ -18,6 +18,8 @@ class Config:
 
     Attributes
     ----------
+    shm : bool
+        Streams go through shared memory; False (``FTRT_SHM=0``): over MPI, and MPI over TCP.
     launched : bool
         ``ftrt run`` started the job and tells how it ends; otherwise the ranks do so themselves.
     launcher_pid : int or None
@@ -34,6 +36,7 @@ class Config:
     stable: str = "process"
     faults: tuple[dict, ...] = ()
     seed: int = 0
+    shm: bool = True
     stall_timeout_s: float = 60.0
     suspect_timeout_s: float = 0.1
     evict_timeout_s: float = 5.0
@@ -66,6 +69,7 @@ class Config:
                 "stable": environment.get("FTRT_STABLE", "process"),
                 "faults": tuple(json.loads(environment.get("FTRT_FAULTS", "[]"))),
                 "seed": int(environment.get("FTRT_SEED", "0") or 0),
+                "shm": _switch("FTRT_SHM", environment.get("FTRT_SHM") or "1"),
                 "launched": environment.get("FTRT_LAUNCHER", "run") == "run",
                 "launcher_pid": _number(environment.get("FTRT_LAUNCHER_PID")),
                 "lock_fd": _number(environment.get("FTRT_LOCK_FD")),
@@ -96,6 +100,12 @@ class Config:
                 f"suspect time-out {self.suspect_timeout_s:g} s must be below "
                 f"the evict time-out {self.evict_timeout_s:g} s"
             )
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"{name}={text}: 1 is on, 0 is off")
+    return text == "1"
 
 
 def _number(text: str | None) -> int | None:

@@ -21,9 +21,12 @@ from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory, wa
 from ftrt.ledger.record import read_record
 from ftrt.runtime.config import Config
 from ftrt.runtime.events import reason_of_failure
+from ftrt.transport.mpi_plane import MpiPlane
 
 _SPINS = 40
 _LONGEST_SLEEP_S = 0.05
+# No bell rings for a message of MPI: whoever waits for one looks again after this time.
+_SHORTEST_NAP_S, _LONGEST_NAP_S = 2e-5, 2e-4
 _AGENT_SILENCE_S = 10.0
 
 
@@ -40,7 +43,7 @@ class Job:
         first = mpi.world_rank_of_environment()
         if first == 0:
             start_agent(config)
-        self.world = mpi.connect(config.processes)
+        self.world = mpi.connect(config.processes, data_over_mpi=not config.shm)
         if first is None and self.world.rank == 0:
             start_agent(config)
         self.process = self.world.rank
@@ -49,6 +52,10 @@ class Job:
         self.epoch = 0
         self.rank = -1
         self.record: dict = {}
+        self.processes: dict[int, int] = {}
+        self.plane: MpiPlane | None = None
+        if self.world.wire is not None:
+            self.plane = MpiPlane(self.world.wire, lambda rank: self.processes.get(rank))
         self._agent_beat = (0, time.monotonic())
         self._epoch_index = int(Word.EPOCH)
         self._bell = self.board.index(self.process, Field.BELL)
@@ -116,6 +123,7 @@ class Job:
 
     def _sleep_until(self, ready, what: str, timeout_s: float):
         words, deadline = self.board.words, time.monotonic() + timeout_s
+        nap_s = _SHORTEST_NAP_S if self.plane else _LONGEST_SLEEP_S
         words[self._phase] = Phase.WAITING
         try:
             while True:
@@ -132,7 +140,9 @@ class Job:
                         f"{timeout_s:g} s; nothing is lost, `ftrt run --restarts 1` goes on from "
                         f"the ledger {self.config.ledger}"
                     )
-                self.board.sleep(self.process, bell, _LONGEST_SLEEP_S)
+                self.board.sleep(self.process, bell, nap_s)
+                if self.plane:
+                    nap_s = min(2 * nap_s, _LONGEST_NAP_S)
         finally:
             words[self._sleeping] = 0
             words[self._phase] = Phase.RUNNING
@@ -176,12 +186,13 @@ class Job:
             ready()
             return self.board.status is Status.ENDED
 
+        nap_s = _LONGEST_NAP_S if self.plane else _LONGEST_SLEEP_S
         while not ended():
             self.check()
             bell = int(self.board.words[self._bell])
             self.board.put(self.process, Field.SLEEPING, 1)
             if not ended():
-                self.board.sleep(self.process, bell, _LONGEST_SLEEP_S)
+                self.board.sleep(self.process, bell, nap_s)
 
     def leave_at_exit(self) -> None:
         """End the process without ``MPI_Finalize`` once the interpreter is through."""

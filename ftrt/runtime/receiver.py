@@ -12,7 +12,7 @@ import numpy as np
 
 from ftrt.errors import UsageError
 from ftrt.ledger.log import CONSUMED, LedgerClosed
-from ftrt.transport.factory import Link, damage, make_recv
+from ftrt.transport.factory import damage, is_stale, make_recv
 from ftrt.transport.ring import RingRetired
 
 # References to a payload that nobody but its message holds: the attribute and getrefcount's own.
@@ -96,9 +96,10 @@ class Receiver:
         state = runtime.stream_state(stream, source, runtime.rank)
         self._marks = state.marks.copy()
         self._log = runtime.stream_log(CONSUMED, stream, source, runtime.rank)
-        self._link = Link(runtime.job.directory, runtime.config.job, stream, source, runtime.rank)
+        self._link = runtime.link(stream, source, runtime.rank)
         self._ring: Any = None
         self._generation = -1
+        self._taken_upto = 0
         self._nacks = 0
         self._flip = False
         self._open: dict[int, int] = {}
@@ -198,14 +199,20 @@ class Receiver:
         self._pinned = {}
 
     def _take(self, frame) -> None:
-        """Queue the parts of a frame that are not consumed yet."""
-        first, last = frame.seq, frame.seq + frame.count - 1
+        """Queue the parts of a frame that are neither consumed yet nor in the program's hands.
+
+        Each channel of a link carries what is missing in ascending order, so that all up to the
+        last number taken was consumed or taken, whichever channel brought it.
+        """
+        last = frame.seq + frame.count - 1
+        first = max(frame.seq, self._taken_upto + 1)
         gaps = [(max(a, first), b) for a, b in self._marks.missing(last) if b >= first]
+        self._taken_upto = max(self._taken_upto, last)
         self._open[frame.number] = sum(b - a + 1 for a, b in gaps)
         for start, end in gaps:
             array = frame.array
-            if frame.records and (start, end) != (first, last):
-                array = array[start - first : end - first + 1]
+            if frame.records and (start, end) != (frame.seq, last):
+                array = array[start - frame.seq : end - frame.seq + 1]
             base, view = self._own_view(array)
             message = Message(self, frame.number, start, end - start + 1, base, view)
             message.records = frame.records
@@ -276,6 +283,13 @@ class Receiver:
             self._runtime.advance()
         self._runtime.job.wake(self.source)
 
+    def serve(self) -> None:
+        """Let the channel tell its sender what was given back."""
+        if self._ring is not None:
+            self._ring.serve()
+
     def rebind(self, ledger) -> None:
         """Go on in the ledger of a new epoch."""
+        if self._ring is not None and is_stale(self._link, self._ring):
+            self._ring.supersede()
         self._log = ledger.stream(CONSUMED, self.stream, self.source, self._runtime.rank)

@@ -39,6 +39,7 @@ from ftrt.runtime.faults import Injector
 from ftrt.runtime.job import Job, JobEnded
 from ftrt.runtime.receiver import Receiver
 from ftrt.runtime.sender import SLOT_BYTES, SLOTS, Sender
+from ftrt.transport.factory import Link
 
 _NEXT_EPOCH_S = 60.0
 
@@ -237,6 +238,11 @@ class Runtime:
 
     # -- used by the stream ends ---------------------------------------------------------------
 
+    def link(self, stream: str, source: int, dest: int) -> Link:
+        """Name of a link, and the plane that carries it."""
+        job = self.job
+        return Link(job.directory, self.config.job, stream, source, dest, job.plane)
+
     def stream_state(self, stream: str, source: int, dest: int) -> StreamState:
         """Marks of one stream at one receiver, as the record of our epoch has them."""
         for entry in self.job.record.get("marks", []):
@@ -289,6 +295,10 @@ class Runtime:
             if sender.nacked():
                 sender.heal()
             sender.free_spool()
+            sender.pump()
+        if self.job.plane:
+            for receiver in self._receivers:
+                receiver.serve()
         if self.job.moved_on:
             self.advance()
 

@@ -11,7 +11,7 @@ from ftrt.agree.marks import Marks
 from ftrt.errors import FtrtError, UsageError
 from ftrt.ledger.log import SENT, LedgerClosed
 from ftrt.ledger.spool import Spool
-from ftrt.transport.factory import Link, give_up, make_send
+from ftrt.transport.factory import give_up, is_stale, make_send
 
 SLOTS = 64
 SLOT_BYTES = 64 * 1024
@@ -19,7 +19,11 @@ _GENERATIONS_PER_EPOCH = 1000
 
 
 class _Lane:
-    """One destination of a stream: its ring, its record of what left, what it already has."""
+    """One destination of a stream: its channel, its record of what left, what it already has.
+
+    ``backlog`` holds the numbers that must be sent again before anything new, ``sent_upto`` is the
+    last number that any channel took, and ``closing`` says that the end is still to be told.
+    """
 
     def __init__(self, dest: int, ring, log, have: Marks):
         self.dest = dest
@@ -27,6 +31,14 @@ class _Lane:
         self.log = log
         self.have = have
         self.copies: deque = deque()
+        self.backlog: deque[tuple[int, int]] = deque()
+        self.again: tuple[int, np.ndarray] | None = None
+        self.sent_upto = 0
+        self.closing = False
+
+    def set_backlog(self) -> None:
+        """Everything that a channel took and that the destination lacks goes out again."""
+        self.backlog, self.again = deque(self.have.missing(self.sent_upto)), None
 
 
 class Sender:
@@ -95,19 +107,47 @@ class Sender:
     def _new_ring(self, dest: int):
         rt = self._runtime
         generation = rt.since_epoch * _GENERATIONS_PER_EPOCH + self._generation
-        link = Link(rt.job.directory, rt.config.job, self.stream, rt.rank, dest)
+        link = rt.link(self.stream, rt.rank, dest)
         return make_send(link, generation, slots=self._window, slot_bytes=self._slot_bytes)
 
     def resend_missing(self) -> None:
-        """Bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
+        """Begin to bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
         for lane in self._lanes:
-            for first, last in lane.have.missing(self.next_seq - 1):
-                for seq in range(first, last + 1):
-                    again = self._pristine(lane, seq)
-                    if again is None:
-                        continue  # volatile: only the dead process had it
-                    self._record(lane, seq, 1)
-                    self._publish(lane, seq, again)
+            lane.sent_upto = self.next_seq - 1
+            if self._volatile:
+                continue  # only the dead process had it
+            for first, last in lane.have.missing(lane.sent_upto):
+                self._record(lane, first, last - first + 1)
+            lane.set_backlog()
+            self._pump(lane)
+
+    def pump(self) -> None:
+        """Send of the backlogs what there is credit for."""
+        for lane in self._lanes:
+            if lane.backlog or lane.closing:
+                self._pump(lane)
+
+    def _pump(self, lane: _Lane) -> bool:
+        """Send a lane's backlog, then its end; True once nothing is left of it."""
+        while lane.backlog:
+            first, last = lane.backlog[0]
+            if lane.again is None or lane.again[0] != first:
+                if lane.ring.free_slots < 1:
+                    return False
+                found = self._pristine(lane, first)
+                lane.again = None if found is None else (first, found)
+            if lane.again is not None:
+                if not lane.ring.try_send(first, lane.again[1], self._runtime.epoch):
+                    return False
+                self._runtime.job.wake(lane.dest)
+            lane.backlog.popleft()
+            if first < last:
+                lane.backlog.appendleft((first + 1, last))
+        if lane.closing and self.last_seq is not None:
+            lane.closing = False
+            lane.ring.close(self.last_seq)
+            self._runtime.job.wake(lane.dest)
+        return True
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -161,21 +201,30 @@ class Sender:
     def _publish(self, lane: _Lane, seq: int, payload: np.ndarray) -> None:
         if self._volatile:
             self._keep_copy(lane, seq, payload, False)
-        ring, epoch = lane.ring, self._runtime.epoch
-        if not ring.try_send(seq, payload, epoch):
-            self._wait_credit(lane, lambda: ring.try_send(seq, payload, epoch))
-        self._runtime.job.wake(lane.dest)
+        rt = self._runtime
+
+        def attempt():  # the lane may have another channel after each attempt
+            return self._pump(lane) and lane.ring.try_send(seq, payload, rt.epoch)
+
+        if lane.backlog or not lane.ring.try_send(seq, payload, rt.epoch):
+            self._wait_credit(lane, attempt)
+        lane.sent_upto = seq
+        rt.job.wake(lane.dest)
 
     def _publish_rows(self, lane: _Lane, first: int, rows: np.ndarray) -> None:
         if self._volatile:
             self._keep_copy(lane, first, rows, True)
-        ring, epoch = lane.ring, self._runtime.epoch
-        done = ring.try_send_batch(first, rows, epoch)
+        rt, done = self._runtime, 0
+
+        def attempt():
+            if lane.backlog and not self._pump(lane):
+                return 0
+            return lane.ring.try_send_batch(first + done, rows[done:], rt.epoch)
+
         while done < len(rows):
-            self._runtime.job.wake(lane.dest)
-            rest, at = rows[done:], first + done
-            done += self._wait_credit(lane, lambda: ring.try_send_batch(at, rest, epoch))  # noqa: B023
-        self._runtime.job.wake(lane.dest)
+            done += attempt() or self._wait_credit(lane, attempt)
+            lane.sent_upto = first + done - 1
+            rt.job.wake(lane.dest)
 
     def _wait_credit(self, lane: _Lane, attempt: Callable[[], int]) -> int:
         what = f"credit of stream {self.stream!r} from rank {lane.dest}"
@@ -248,19 +297,29 @@ class Sender:
         for lane in self._lanes:
             upto = give_up(lane.ring) - 1
             lane.have.add(1, max(0, upto))
-            self._generation += 1
-            lane.ring = self._new_ring(lane.dest)
+            self._renew(lane)
             rt.note("aborted", stream=self.stream, dest=lane.dest, upto=upto)
-            if self.last_seq is not None:
-                lane.ring.close(self.last_seq)
+            self._pump(lane)
             rt.job.wake(lane.dest)
+
+    def _renew(self, lane: _Lane) -> None:
+        """Go on in a new channel, with all that the destination lacks."""
+        self._generation += 1
+        lane.ring = self._new_ring(lane.dest)
+        lane.set_backlog()
+        lane.closing = self.last_seq is not None
 
     # -- epochs and the end ------------------------------------------------------------------
 
     def rebind(self, ledger) -> None:
         """Go on in the ledger of a new epoch."""
+        rt = self._runtime
         for lane in self._lanes:
-            lane.log = ledger.stream(SENT, self.stream, self._runtime.rank, lane.dest)
+            if is_stale(rt.link(self.stream, rt.rank, lane.dest), lane.ring):
+                state = rt.stream_state(self.stream, rt.rank, lane.dest)
+                lane.have = _up_to(state.marks.copy(), state.delivered)
+                self._renew(lane)
+            lane.log = ledger.stream(SENT, self.stream, rt.rank, lane.dest)
             if self.last_seq is not None:
                 lane.log.finish(self.last_seq)
 
@@ -276,8 +335,8 @@ class Sender:
                     break
                 except LedgerClosed:
                     self._runtime.advance()
-            lane.ring.close(self.last_seq)
-            self._runtime.job.wake(lane.dest)
+            lane.closing = True
+            self._pump(lane)
 
     def __enter__(self) -> Sender:
         return self

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ftrt.transport.mpi_channel import RecvMpi, SendMpi
+from ftrt.transport.mpi_plane import MpiPlane, link_key
 from ftrt.transport.paths import chain, generation_of, ring_path, stream_id
 from ftrt.transport.ring import RecvRing, SendRing
 from ftrt.transport.ring_admin import flip_bits, seal_sender
@@ -22,10 +24,20 @@ class Link(NamedTuple):
     stream: str
     source: int
     dest: int
+    plane: MpiPlane | None = None  # None where both ranks share memory
+
+    @property
+    def key(self) -> int:
+        """A number for this link."""
+        return link_key(self.job, self.stream, self.source, self.dest)
 
 
 def make_send(link: Link, generation: int, *, slots: int, slot_bytes: int) -> Any:
     """Make the sender's end of the next channel of a link."""
+    if link.plane is not None:
+        return link.plane.make_send(
+            link.key, link.dest, generation, slots=slots, slot_bytes=slot_bytes
+        )
     return SendRing.create(
         ring_path(link.directory, link.stream, link.source, link.dest, generation),
         slots=slots,
@@ -48,6 +60,8 @@ def make_recv(link: Link, after: int) -> tuple[Any, int] | None:
     tuple or None
         The receiver's end and its generation; None while the sender has made no such channel.
     """
+    if link.plane is not None:
+        return link.plane.make_recv(link.key, link.source, after)
     for path in chain(link.directory, link.stream, link.source, link.dest):
         generation = generation_of(path)
         if generation > after:
@@ -57,6 +71,8 @@ def make_recv(link: Link, after: int) -> tuple[Any, int] | None:
 
 def give_up(channel: Any) -> int:
     """Seal the sender's end of a channel; the first number that it does not hold complete."""
+    if isinstance(channel, SendMpi):
+        return channel.give_up()
     return seal_sender(channel.path)["next_seq"]
 
 
@@ -68,4 +84,18 @@ def damage(channel: Any) -> None:
     UsageError
         There is none yet.
     """
+    if isinstance(channel, RecvMpi):
+        channel.damage(channel.next_frame)
+        return
     flip_bits(channel.path, channel.next_frame)
+
+
+def is_stale(link: Link, channel: Any) -> bool:
+    """Whether the other end of a channel was replaced, and what it had is lost with it.
+
+    A ring outlives both ends, and its successor goes on with it.
+    """
+    if link.plane is None:
+        return False
+    other = link.dest if isinstance(channel, SendMpi) else link.source
+    return link.plane.is_stale(channel, other)

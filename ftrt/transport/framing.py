@@ -18,7 +18,7 @@ class Sent(NamedTuple):
     """What a sender remembers of a frame."""
 
     seq: int
-    count: int
+    count: int  # type: ignore[assignment]  # tuple.count is not missed
     flags: int
     fragment: int
 
@@ -34,7 +34,7 @@ class SlotArea:
         skip = -raw.ctypes.data % SLOT_ALIGN // 8
         self.words = raw[skip : skip + slots * self.stride]
         self.octets = self.words.view(np.uint8)
-        self.readonly = memoryview(self.octets).toreadonly()
+        self.readonly = memoryview(self.octets.data).toreadonly()
         self.views = list(self.octets.reshape(slots, -1))
 
     def index(self, frame: int) -> int:

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from channel_contract import ChannelContract  # noqa: E402
+from channel_contract import ChannelContract
 
-from ftrt.errors import FtrtError, UsageError  # noqa: E402
-from ftrt.mpi import World  # noqa: E402
-from ftrt.transport.mpi_channel import TAGS, RecvMpi, SendMpi  # noqa: E402
+from ftrt.errors import FtrtError, UsageError
+from ftrt.mpi import World
+from ftrt.transport.mpi_channel import TAGS, RecvMpi, SendMpi
 
 ARRIVES_WITHIN_S = 2.0
 NAMES = ("counters", "finished", "exhausted")

@@ -1,0 +1,72 @@
+"""The channel of messages keeps to the contract between two processes of a real mpirun."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftrt.errors import UsageError
+from ftrt.transport import notes
+from ftrt.transport.mpi_plane import MpiPlane
+
+HERE = Path(__file__).parent
+FLAGS = "--oversubscribe --bind-to none --with-ft ulfm --mca pml ob1 --mca btl self,tcp -n 2"
+
+
+def test_the_contract_between_two_processes():
+    mpirun = Path(sys.executable).parent / "mpirun"
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [mpirun, *as_root, *FLAGS.split(), sys.executable, HERE / "mpi_contract.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout and "failed" not in done.stdout
+
+
+def test_a_note_that_was_damaged_or_never_came_is_not_read():
+    note = notes.blank()
+    assert notes.read(note) is None
+    notes.write(note, 1, 2, 3)
+    assert notes.read(note) == [1, 2, 3, 0, 0, 0, 0]
+    for word in range(notes.NOTE_WORDS):
+        notes.write(note, 1, 2, 3)
+        note[word] ^= 1 << 40
+        assert notes.read(note) is None
+
+
+class SilentWire:
+    """A wire to a process that never answers, with as few tags as one channel needs."""
+
+    process, tag_limit = 0, 7
+
+    def send(self, buffer, process, tag):
+        return object()
+
+    receive = send
+
+    def done(self, request):
+        return False
+
+    def fetch(self, buffer, process, tag):
+        return False
+
+    def retire(self, receives, sends, memory):
+        pass
+
+
+def test_tags_end_at_the_bound_of_this_mpi():
+    plane = MpiPlane(SilentWire(), lambda rank: rank)
+    plane.make_send(1, 1, 1000, slots=2, slot_bytes=64)
+    plane.make_send(1, 2, 1000, slots=2, slot_bytes=64)  # each process has tags of its own
+    with pytest.raises(UsageError, match="tags"):
+        plane.make_send(1, 1, 1001, slots=2, slot_bytes=64)
+
+
+def test_no_receiver_before_there_is_an_offer():
+    assert MpiPlane(SilentWire(), lambda rank: rank).make_recv(1, 0, -1) is None
