@@ -111,7 +111,8 @@ class Runtime:
         """Go on in our ledger of the epoch we are in; False if that epoch has ended already."""
         try:
             self._open_ledger()
-            for end in (*self._senders, *self._receivers):
+            ends: list[Sender | Receiver] = [*self._senders, *self._receivers]
+            for end in ends:
                 end.rebind(self.ledger)
         except LedgerClosed:
             return False
