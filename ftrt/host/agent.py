@@ -33,6 +33,9 @@ from ftrt.runtime.events import EventLog
 
 _TICK_MS = 5
 _GRACE_S = 5.0
+#: After a recovery the processes that it woke need the cores more than the next epoch's files do.
+_SETTLE_S = 0.05
+_REFRESH_S = 0.05
 
 
 class Agent:
@@ -44,12 +47,15 @@ class Agent:
         self.directory.mkdir(mode=0o700)
         self.events = EventLog(config.ledger / "run", config.attempt)
         self.ledgers = evidence.Ledgers(config)
+        self.rings = evidence.Rings(self.directory)
         self.record: dict = {}
         self._seals: dict[int, list[dict]] = {}
         self._delivered: dict[tuple[str, int, int], int] = {}
         self._times: dict[str, float] = {}
         self._detected: dict = {}
         self._events: deque[ev.Event] = deque()
+        self._unsettled: EpochId | None = None
+        self._settle_at = self._refresh_at = 0.0
         self.over = False
 
     # -- start -------------------------------------------------------------------------------
@@ -96,6 +102,7 @@ class Agent:
         self._publish(epoch)
         for rank, process in members.members:
             self._promote(process, rank)
+        self._announce()
         self._enter_status(Status.RUNNING)
 
     def _go_on(self, record: dict, members: Membership) -> None:
@@ -129,6 +136,7 @@ class Agent:
             for process, by in self.health.overdue():
                 self.died(process, by)
             self.schedule.tick()
+            self._keep_ready()
 
     def _beat(self) -> None:
         self.board.words[Word.AGENT_BEAT] += 1
@@ -152,8 +160,19 @@ class Agent:
             return
         self._times = {"detect": time.perf_counter()}
         self._detected = {"rank": rank, "process": process, "by": by}
+        self._rouse_spare(rank)
         self.events.write("died", **self._detected, epoch=self.core.epoch.counter)
         self.handle(ev.ProcessDied(process, by))
+
+    def _rouse_spare(self, rank: int | None) -> None:
+        """Wake the spare that will probably take over, so that it is warm when it is told to."""
+        spares = [p for p in self.core.membership.spares if p not in self.core.now.dead]
+        if rank is None or not spares:
+            return
+        last = self.board.get(spares[0], Field.CANDIDATE)
+        times = ((last >> 32) + 1) << 32  # a spare that was woken for the same rank wakes again
+        self.board.put(spares[0], Field.CANDIDATE, times | rank + 1)
+        self.board.ring_bell(spares[0])
 
     def handle(self, event: ev.Event) -> None:
         """Give the core an event and do what it says; answers to effects wait for their turn."""
@@ -166,6 +185,33 @@ class Agent:
                     return
                 getattr(self, f"_do_{type(effect).__name__}")(effect)
             self._events.popleft()
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell what an epoch's publication left for when its spares were on their way."""
+        if self._unsettled is None or self._settle_at:
+            return
+        epoch, self._settle_at = self._unsettled, time.monotonic() + _SETTLE_S
+        for _, process in self.core.membership.members:
+            self.board.ring_bell(process)
+        self._tell_recovery(epoch)
+
+    def _keep_ready(self) -> None:
+        """Do now what the next recovery would otherwise wait for."""
+        now = time.monotonic()
+        if now > self._refresh_at:
+            self._refresh_at = now + _REFRESH_S
+            self.rings.refresh()
+            self.ledgers.refresh(self.core.epoch.counter)
+        if self._unsettled is not None and now > self._settle_at:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Get ready for the epoch after the one that was just entered."""
+        assert self._unsettled is not None
+        epoch, self._unsettled, self._settle_at = self._unsettled.counter, None, 0.0
+        self.ledgers.forget_before(epoch)
+        self.ledgers.prepare_later(epoch + 1, [int(rank) for rank in self.record["states"]])
 
     # -- effects -----------------------------------------------------------------------------
 
@@ -186,7 +232,7 @@ class Agent:
 
     def _do_CreateRecord(self, effect: fx.CreateRecord) -> None:
         replaced = {rank for rank, _ in effect.promotions}
-        for key, upto in evidence.fence_rings(self.directory, replaced).items():
+        for key, upto in self.rings.fence(replaced).items():
             self._delivered[key] = upto
         try:
             made = self._write_record(
@@ -239,9 +285,7 @@ class Agent:
             "dead": list(dead),
             "seals": [entry for seals in self._seals.values() for entry in seals],
             "marks": [self._mark_entry(entry) for entry in marks.values()],
-            "states": evidence.states(
-                self.config.ledger, parent, self._seals, self.record.get("states", {})
-            ),
+            "states": self.ledgers.states(parent, self._seals, self.record.get("states", {})),
         }
         made = create_record(self.config.ledger, record, durable=self.config.stable == "power")
         if made:
@@ -257,12 +301,8 @@ class Agent:
 
     def _publish(self, epoch: EpochId) -> None:
         self.board.set_header(Word.EPOCH, epoch.counter)  # before anybody is told its rank
-        self.board.ring_all()
         self._times["publish"] = time.perf_counter()
-        self._tell_recovery(epoch)
-        self.ledgers.forget_before(epoch.counter)
-        self.ledgers.prepare_later(epoch.counter + 1)
-        self._published = epoch
+        self._unsettled, self._settle_at = epoch, 0.0
 
     def _tell_recovery(self, epoch: EpochId) -> None:
         if not self._detected:
@@ -309,6 +349,7 @@ class Agent:
                 time.sleep(0.01)
             for process in everybody:
                 self.watch.send(process, signal.SIGKILL)
+        self.ledgers.discard_blanks()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

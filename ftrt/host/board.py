@@ -72,6 +72,7 @@ class Field(enum.IntEnum):
     SLEEPING = 7
     PROGRESS = 8
     STALL_EXEMPT = 9
+    CANDIDATE = 10
     MUTEX = 16
 
 
@@ -127,7 +128,8 @@ class Board:
 
     def put(self, process: int, field: Field, value: int) -> None:
         """Store a field, earlier stores first."""
-        atomics.store(self.words, self.index(process, field), value)
+        # A plain int: what numba does to find the type of an enum's member takes a millisecond.
+        atomics.store(self.words, self.index(process, field), int(value))
 
     def mutex_address(self, process: int) -> int:
         """Address in this process of the robust mutex that ``process`` holds while it lives."""
@@ -145,7 +147,7 @@ class Board:
 
     def set_header(self, word: Word, value: int) -> None:
         """Store a header word, earlier stores first."""
-        atomics.store(self.words, int(word), value)
+        atomics.store(self.words, int(word), int(value))
 
     def ring_bell(self, process: int) -> None:
         """Wake ``process`` if it sleeps, and keep it from falling asleep if it is about to."""

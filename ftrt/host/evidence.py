@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from pathlib import Path
 from urllib.parse import unquote
 
 from ftrt.agree.marks import Marks, StreamMarks
+from ftrt.errors import LedgerError
 from ftrt.ledger import seal as sealing
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.layout import CONSUMED
 from ftrt.ledger.pool import LedgerPool
 from ftrt.runtime.config import Config
-from ftrt.transport.ring import retire_receiver, seal_sender
+from ftrt.transport.layout import RingMap
+from ftrt.transport.ring_admin import retire_receiver, seal_sender
 
 
 class Ledgers:
@@ -24,14 +27,14 @@ class Ledgers:
         self._pool = LedgerPool(config.ledger)
         self._lock = threading.Lock()
         self._closers: dict[tuple[int, int], sealing.RankCloser] = {}
+        self._state_files: dict[tuple[int, int], list] = {}
 
     def discard_after(self, epoch: int) -> None:
         """Remove files of epochs that never came to be (made beforehand by an earlier attempt)."""
         for path in self._config.ledger.glob("e[0-9]*-r*.h5"):
             if int(path.name[1:7]) > epoch:
                 path.unlink(missing_ok=True)
-        for path in self._config.ledger.glob("spare-state-*.h5"):
-            path.unlink(missing_ok=True)
+        self.discard_blanks()
 
     def prepare(self, epoch: int) -> None:
         """Make and map the ledgers of ``epoch`` for every rank; done already: no work."""
@@ -47,12 +50,18 @@ class Ledgers:
                 closer = sealing.RankCloser(config.ledger, epoch, rank)
                 self._closers[epoch, rank] = closer
 
-    def prepare_later(self, epoch: int) -> None:
-        """:meth:`prepare` in the background, off the path of a recovery, with blanks in reserve."""
+    def prepare_later(self, epoch: int, with_state: list[int]) -> None:
+        """:meth:`prepare` in the background, off the path of a recovery, with blanks in reserve.
+
+        ``with_state`` are the ranks that will want a state file at once.
+        """
 
         def work():
-            self.prepare(epoch)
-            self._pool.ensure(self._config.ranks)
+            with contextlib.suppress(LedgerError):  # a full disk is told where room is needed
+                self.prepare(epoch)
+                for rank in with_state:
+                    ledger_state.make_blank(self._config.ledger, epoch, rank)
+                self._pool.ensure(self._config.ranks)
 
         threading.Thread(target=work, name="ftrt-prepare", daemon=True).start()
 
@@ -70,10 +79,45 @@ class Ledgers:
                     self._closers[epoch, rank] = closer
 
     def forget_before(self, epoch: int) -> None:
-        """Unmap the ledgers of old epochs."""
+        """Unmap the ledgers of old epochs, remove what nobody took for them."""
         with self._lock:
-            for key in [k for k in self._closers if k[0] < epoch]:
+            old = [key for key in self._closers if key[0] < epoch]
+            for key in old:
                 del self._closers[key]
+                self._state_files.pop(key, None)
+        for key in old:
+            ledger_state.blank_path(self._config.ledger, *key).unlink(missing_ok=True)
+
+    def refresh(self, epoch: int) -> None:
+        """Map what the ranks have made since, so that a recovery need not."""
+        for rank in range(self._config.ranks):
+            closer = self._closers.get((epoch, rank))
+            if closer is not None:
+                closer.map()
+                self._map_states(epoch, rank)
+
+    def _map_states(self, epoch: int, rank: int) -> list:
+        known = self._state_files.setdefault((epoch, rank), [])
+        ledger_state.map_state_files(self._config.ledger, epoch, rank, known)
+        return known
+
+    def states(self, epoch: int, seals: dict[int, list[dict]], before: dict) -> dict:
+        """Where the newest committed value of every key lies, by rank (as text, for JSON)."""
+        result = {}
+        for rank, rank_seals in seals.items():
+            keys = {entry["key"]: entry for entry in before.get(str(rank), [])}
+            known = self._state_files.setdefault((epoch, rank), [])
+            directory = self._config.ledger
+            for entry in ledger_state.entries(directory, epoch, rank, rank_seals, known):
+                keys[entry["key"]] = entry
+            if keys:
+                result[str(rank)] = list(keys.values())
+        return result
+
+    def discard_blanks(self) -> None:
+        """Remove the state files that were made beforehand and not taken."""
+        for path in self._config.ledger.glob("spare-state-*.h5"):
+            path.unlink(missing_ok=True)
 
 
 def stream_marks(directory: Path, seals: dict[int, list[dict]]) -> dict:
@@ -97,38 +141,39 @@ def _add(marks: StreamMarks, stream: dict, runs) -> None:
     marks.last = max(marks.last, int(stream["last"] or 0))
 
 
-def states(directory: Path, epoch: int, seals: dict[int, list[dict]], before: dict) -> dict:
-    """Where the newest committed value of every effect key lies, by rank (as text, for JSON)."""
-    result = {}
-    for rank, rank_seals in seals.items():
-        keys = {entry["key"]: entry for entry in before.get(str(rank), [])}
-        for entry in ledger_state.entries(directory, epoch, rank, rank_seals):
-            keys[entry["key"]] = entry
-        if keys:
-            result[str(rank)] = list(keys.values())
-    return result
+class Rings:
+    """The rings of this attempt, mapped as they appear, so that a recovery need not map them."""
 
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._rings: dict[str, tuple[tuple[str, int, int], RingMap]] = {}
 
-def fence_rings(directory: Path, replaced: set[int]) -> dict[tuple[str, int, int], int]:
-    """Seal what replaced ranks were sending, retire them as receivers.
+    def refresh(self) -> None:
+        """Map rings that were made since."""
+        with os.scandir(self._directory) as found:
+            for name in [entry.name for entry in found if entry.name not in self._rings]:
+                key = _ring_key(name)
+                if key is not None:
+                    self._rings[name] = (key, RingMap.open(self._directory / name))
 
-    Returns
-    -------
-    dict
-        ``(stream, source, dest)`` to the highest number that lies complete at the receiver, for
-        the streams of replaced senders.
-    """
-    delivered: dict[tuple[str, int, int], int] = {}
-    for path in sorted(directory.glob("ring-*")):
-        key = _ring_key(path.name)
-        if key is None:
-            continue
-        if key[2] in replaced:
-            retire_receiver(path)
-        if key[1] in replaced:
-            sealed = seal_sender(path)
-            delivered[key] = max(delivered.get(key, 0), sealed["next_seq"] - 1)
-    return delivered
+    def fence(self, replaced: set[int]) -> dict[tuple[str, int, int], int]:
+        """Seal what replaced ranks were sending, retire them as receivers.
+
+        Returns
+        -------
+        dict
+            ``(stream, source, dest)`` to the highest number that lies complete at the receiver,
+            for the streams of replaced senders.
+        """
+        self.refresh()
+        delivered: dict[tuple[str, int, int], int] = {}
+        for key, ring in self._rings.values():
+            if key[2] in replaced:
+                retire_receiver(ring)
+            if key[1] in replaced:
+                sealed = seal_sender(ring)
+                delivered[key] = max(delivered.get(key, 0), sealed["next_seq"] - 1)
+        return delivered
 
 
 def _ring_key(name: str) -> tuple[str, int, int] | None:

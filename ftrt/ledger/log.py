@@ -319,7 +319,7 @@ class Ledger:
                 raise LedgerClosed(f"{present.path}: its epoch has ended") from None
             if int(present.header["incarnation"]) != 0:
                 raise LedgerError(f"{present.path}: another process writes it already") from None
-            path = present.path
+            return _Part(_own(present), number)
         step("segment.claimed")
         return _Part(_own(Segment(path)), number)
 

@@ -16,37 +16,83 @@ from . import layout
 from .steps import step
 
 
+def _canonical(record: dict) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), default=_plain).encode()
+
+
 def _check(record: dict) -> str:
     rest = {key: value for key, value in record.items() if key != "check"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_canonical(rest)).hexdigest()
+
+
+def _with_check(record: dict) -> bytes:
+    """Text of a record that fits its check by construction: one conversion, not three."""
+    text = _canonical(record)
+    check = hashlib.sha256(text).hexdigest()
+    return text[:-1] + b',"check":"' + check.encode() + b'"}\n'
+
+
+def _fits(text: bytes) -> bool:
+    """Whether a record as :func:`_with_check` wrote it has its check."""
+    body, _, check = text.rpartition(b',"check":"')
+    return hashlib.sha256(body + b"}").hexdigest().encode() + b'"}\n' == check
 
 
 def _publish(path: Path, record: dict, durable: bool) -> bool:
     """Write ``record`` under its final name unless that exists; leaves no other file."""
-    record = {"format": layout.VERSION, **record}
-    record = json.loads(json.dumps(record, default=_plain))  # what a reader will see
-    record["check"] = _check(record)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    text = _with_check({"format": layout.VERSION, **record})
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            json.dump(record, file, sort_keys=True)
-            file.flush()
-            step("record.written")
-            if durable:
-                os.fsync(file.fileno())
-        os.link(temporary, path)
-        step("record.linked")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not _link_unnamed(path, text, durable):
+            _link_temporary(path, text, durable)
     except FileExistsError:
         return False
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     if durable:
         _sync_directory(path.parent)
     return True
+
+
+def _write(descriptor: int, text: bytes, durable: bool) -> None:
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(text)
+    step("record.written")
+    if durable:
+        os.fsync(descriptor)
+
+
+def _link_unnamed(path: Path, text: bytes, durable: bool) -> bool:
+    """Write a file that has no name until it is whole; False where file systems have no such."""
+    try:
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            return False
+        raise
+    try:
+        _write(descriptor, text, durable)
+        # With a dir_fd, which an absolute path ignores, Python calls linkat, which can follow.
+        os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+        step("record.linked")
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _link_temporary(path: Path, text: bytes, durable: bool) -> None:
+    """The same with a temporary name, as NFS needs it."""
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            _write(descriptor, text, durable)
+        finally:
+            os.close(descriptor)
+        os.link(temporary, path)
+        step("record.linked")
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _plain(value):
@@ -65,7 +111,8 @@ def _sync_directory(path: Path) -> None:
 
 def _read(path: Path) -> dict:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
+        record = json.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
         raise LedgerDamaged(f"{path}: not JSON: {error}") from error
     except OSError as error:
@@ -77,7 +124,7 @@ def _read(path: Path) -> dict:
             f"{path}: written by a newer ftrt (format {record['format']}, this "
             f"one reads {layout.VERSION}); read it with that version"
         )
-    if record.get("check") != _check(record):
+    if not _fits(text) and record.get("check") != _check(record):
         raise LedgerDamaged(f"{path}: has a wrong check")
     return record
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 import zlib
 from pathlib import Path
 
@@ -125,13 +124,10 @@ class StateStore:
     published : callable, optional
         ``Ledger.published``. A put with a new reference then decides by itself what became of
         the puts before it; without it they count as confirmed.
-    blank : path, optional
-        A file from :func:`make_blank`, taken for the first values if they fit.
     """
 
-    def __init__(self, directory, epoch: int, rank: int, published=None, blank=None):
+    def __init__(self, directory, epoch: int, rank: int, published=None):
         self._published = published
-        self._blank = blank
         self.directory, self.epoch, self.rank = Path(directory), epoch, rank
         self._files: list[_StateFile] = []
         self._current: dict[bytes, _Buffer] = {}
@@ -219,20 +215,27 @@ class StateStore:
         return self._files[-1].take(capacity)
 
     def _make_file(self, path: Path, capacity: int) -> None:
-        blank, self._blank = self._blank, None
-        if blank is None or capacity > _MIN_FILE:
+        blank = blank_path(self.directory, self.epoch, self.rank)
+        try:
+            if self._files or capacity > _MIN_FILE:
+                raise FileNotFoundError
+            os.link(blank, path)  # fails where a file is, unlike a rename
+            step("state.linked")
+            os.unlink(blank)
+        except FileNotFoundError:
             h5.create_state_file(path, capacity)
-            return
-        os.link(blank, path)  # fails where a file is, unlike a rename
-        step("state.linked")
-        os.unlink(blank)
 
 
-def make_blank(directory) -> Path:
+def blank_path(directory, epoch: int, rank: int) -> Path:
+    """Where the first state file of a rank in an epoch waits until it is wanted."""
+    return Path(directory) / f"spare-state-e{epoch:06d}-r{rank:04d}.h5"
+
+
+def make_blank(directory, epoch: int, rank: int) -> None:
     """Make a state file beforehand: creating one takes milliseconds, taking one does not."""
-    path = Path(directory) / f"spare-state-{uuid.uuid4().hex}.h5"
-    h5.create_state_file(path, _MIN_FILE)
-    return path
+    path = blank_path(directory, epoch, rank)
+    if not path.exists():
+        h5.create_state_file(path, _MIN_FILE)
 
 
 def _file_name(epoch: int, rank: int, number: int) -> str:
@@ -248,13 +251,27 @@ def _events(seals) -> dict[tuple[int, int], int]:
     }
 
 
-def entries(directory, epoch: int, rank: int, seals) -> list[dict]:
+def map_state_files(directory, epoch: int, rank: int, known: list[_StateFile]) -> None:
+    """Append to ``known`` the state files of a rank in an epoch that it lacks, mapped."""
+    while True:
+        path = Path(directory) / _file_name(epoch, rank, len(known))
+        try:
+            known.append(_StateFile(path, write=False))
+        except FileNotFoundError:
+            return
+
+
+def entries(
+    directory, epoch: int, rank: int, seals, known: list[_StateFile] | None = None
+) -> list[dict]:
     """Newest published version of each key, for the epoch record.
 
     Parameters
     ----------
     seals : list of dict
         Seals of this rank and epoch (those of others are skipped).
+    known : list, optional
+        State files from :func:`map_state_files`; those that it lacks are added.
 
     Returns
     -------
@@ -265,10 +282,11 @@ def entries(directory, epoch: int, rank: int, seals) -> list[dict]:
         seal for seal in seals if seal["rank"] == rank and seal.get("epoch", epoch) == epoch
     )
     newest: dict[str, dict] = {}
-    stem = layout.ROOT_STEM.format(epoch=epoch, rank=rank)
-    for path in sorted(Path(directory).glob(f"{stem}-state*.h5")):
-        file = _StateFile(path, write=False)
-        for entry in filter(None, map(file.entry, range(statefmt.SLOTS))):
+    files = [] if known is None else known
+    map_state_files(directory, epoch, rank, files)
+    for file in files:
+        used = np.flatnonzero(file.slots["check"])
+        for entry in filter(None, map(file.entry, map(int, used))):
             ref_epoch, stream, segment, event = entry["ref"]
             valid = ref_epoch == epoch and reached.get((segment, stream), -1) >= event
             if valid and entry["version"] > newest.get(entry["key"], {"version": 0})["version"]:

@@ -73,11 +73,19 @@ class Job:
 
     # -- assignment and epochs -------------------------------------------------------------
 
-    def await_assignment(self) -> None:
-        """Sleep until this process has a logical rank; :class:`JobEnded` if it never gets one."""
+    def await_assignment(self, get_ready: Callable[[int], None]) -> None:
+        """Sleep until this process has a logical rank; :class:`JobEnded` if it never gets one.
+
+        ``get_ready`` is called with a rank that this process may get in a moment.
+        """
         words, field = self.board.words, self.board.index(self.process, Field.RANK_PLUS_1)
+        candidate, known = self.board.index(self.process, Field.CANDIDATE), 0
         while not words[field]:
             bell = int(words[self._bell])
+            if words[candidate] != known:
+                known = int(words[candidate])
+                get_ready((known & 0xFFFFFFFF) - 1)
+                continue
             if self.board.status in (Status.ENDED, Status.FAILED):
                 raise JobEnded
             self._check_agent()

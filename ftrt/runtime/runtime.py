@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ftrt import mpi
 from ftrt.agree.marks import Marks
-from ftrt.errors import (
-    DeadlineExceeded,
-    Fenced,
-    FtrtError,
-    LedgerError,
-    RecoveryImpossible,
-    UsageError,
-)
+from ftrt.errors import DeadlineExceeded, Fenced, FtrtError, RecoveryImpossible, UsageError
 from ftrt.host import libc
 from ftrt.host.board import Field, Phase
 from ftrt.ledger import state as ledger_state
@@ -38,6 +28,7 @@ from ftrt.runtime.events import EventLog
 from ftrt.runtime.faults import Injector
 from ftrt.runtime.job import Job, JobEnded
 from ftrt.runtime.receiver import Receiver
+from ftrt.runtime.rehearse import Rehearsal
 from ftrt.runtime.sender import SLOT_BYTES, SLOTS, Sender
 from ftrt.transport.factory import Link
 
@@ -80,12 +71,7 @@ class Runtime:
         self.job = Job(config)
         self.events = EventLog(config.ledger / "run", config.attempt)
         self._enlist()
-        self._blanks = _BlankStates(config)
-        try:
-            self.job.await_assignment()
-        except JobEnded:
-            self._blanks.discard()
-            mpi.leave(0)
+        self._await_assignment()
         self.rank, self.size = self.job.rank, config.ranks
         self._senders: list[Sender] = []
         self._receivers: list[Receiver] = []
@@ -100,6 +86,17 @@ class Runtime:
         first = config.attempt == 1 and self.since_epoch == 1
         self.role = Role.INITIAL if first else Role.RECOVERED
         self._injector = Injector(self.job, self.rank, self.note)
+
+    def _await_assignment(self) -> None:
+        """Become a rank; a process that is not wanted as one ends here."""
+        job, config, rehearsal = self.job, self.config, None
+        if job.process >= config.ranks:
+            rehearsal = Rehearsal(job.directory, config.ledger, job.process)
+            rehearsal()
+        try:
+            job.await_assignment(lambda rank: rehearsal and rehearsal(job.board.epoch, rank))
+        except JobEnded:
+            mpi.leave(0)
 
     def _enlist(self) -> None:
         """Leave our process id where the launcher finds left-overs, the start time with it."""
@@ -141,7 +138,6 @@ class Runtime:
             self.job.epoch,
             self.rank,
             published=self.ledger.published,
-            blank=self._blanks.take(),
         )
 
     @property
@@ -351,7 +347,6 @@ class Runtime:
         for sender in self._senders:
             sender.close()
         self.job.finish(self._serve)
-        self._blanks.discard()
         self._report("done", "")
         self.job.leave_at_exit()
 
@@ -369,30 +364,6 @@ class Runtime:
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.write_text(json.dumps(report))
         os.replace(temporary, path)
-
-
-class _BlankStates:
-    """One state file in reserve, so that the first commit in an epoch does not wait for HDF5."""
-
-    def __init__(self, config: Config):
-        self._directory = config.ledger
-        self._path: Path | None = None
-        self._make()
-
-    def take(self) -> Path | None:
-        """The file in reserve, if it is ready; another one is made in the background."""
-        path, self._path = self._path, None
-        threading.Thread(target=self._make, name="ftrt-blank", daemon=True).start()
-        return path
-
-    def _make(self) -> None:
-        with contextlib.suppress(LedgerError):  # a full disk is told where a commit needs room
-            self._path = ledger_state.make_blank(self._directory)
-
-    def discard(self) -> None:
-        """Remove what was not used."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
 
 
 def _check_stream_name(stream: str) -> None:

@@ -38,12 +38,14 @@ GENERATION_MASK = 0xFFFF
 class RingMap:
     """A mapped ring file, with typed access to its control page."""
 
-    def __init__(self, path: str | os.PathLike, descriptor: int) -> None:
+    def __init__(self, path: str | os.PathLike, descriptor: int, populate: bool = False) -> None:
         self.path = Path(path)
         size = os.fstat(descriptor).st_size
         if size <= PAGE:
             raise FtrtError(f"{path}: {size} bytes are too short for a ring")
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        flags = mmap.MAP_SHARED
+        if populate:  # takes as long as the ring is large: not where a recovery waits for it
+            flags |= getattr(mmap, "MAP_POPULATE", 0)
         self.memory = mmap.mmap(descriptor, size, flags=flags)
         self.words = np.frombuffer(self.memory, np.uint64)
         self.octets = np.frombuffer(self.memory, np.uint8)
@@ -98,7 +100,7 @@ def create_file(path: str | os.PathLike, constants: dict[int, int]) -> RingMap:
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size)
-        ring = RingMap(path, descriptor)
+        ring = RingMap(path, descriptor, populate=True)
         for word, value in constants.items():
             ring.words[word] = value
         os.rename(temporary, path)

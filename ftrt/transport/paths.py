@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 from urllib.parse import quote
@@ -25,11 +26,15 @@ def ring_path(directory: Path, stream: str, source: int, dest: int, generation: 
 def chain(directory: Path, stream: str, source: int, dest: int) -> list[Path]:
     """Rings of a chain, oldest first."""
     prefix = ring_prefix(stream, source, dest)
-    return sorted(p for p in directory.iterdir() if _is_ring(p, prefix))
+    names = [n for n in os.listdir(directory) if n.startswith(prefix)]
+    return [directory / name for name in sorted(names) if name[len(prefix) :].isdigit()]
 
 
-def _is_ring(path: Path, prefix: str) -> bool:
-    return path.name.startswith(prefix) and path.name[len(prefix) :].isdigit()
+def rings_to(directory: Path, dest: int) -> list[Path]:
+    """Rings that end at a rank."""
+    end = f"-d{dest:04d}"
+    names = [n for n in os.listdir(directory) if n.startswith("ring-")]
+    return [directory / name for name in sorted(names) if name.rpartition("-g")[0].endswith(end)]
 
 
 def generation_of(path: Path) -> int:

@@ -49,7 +49,11 @@ def _scan(ring: layout.RingMap) -> int:
     return last
 
 
-def seal_sender(path: str | os.PathLike) -> dict[str, int]:
+def _mapped(ring: str | os.PathLike | layout.RingMap) -> layout.RingMap:
+    return ring if isinstance(ring, layout.RingMap) else layout.RingMap.open(ring)
+
+
+def seal_sender(ring: str | os.PathLike | layout.RingMap) -> dict[str, int]:
     """Fix, once and for all, the last frame of the sender that counts.
 
     A frame that a sender writes later, dead or alive, is never read. Call it when no receiver can
@@ -62,7 +66,7 @@ def seal_sender(path: str | os.PathLike) -> dict[str, int]:
         ``last_frame``, ``next_seq`` (the first message that the ring does not hold) and
         ``released`` (frames given back).
     """
-    ring = layout.RingMap.open(path)
+    ring = _mapped(ring)
     if not ring[layout.W_SEALED]:
         ring.swap(layout.W_SEALED, 0, _scan(ring) + 1)
     last = ring[layout.W_SEALED] - 1
@@ -70,7 +74,7 @@ def seal_sender(path: str | os.PathLike) -> dict[str, int]:
     return {"last_frame": last, "next_seq": _next_seq(ring, last), "released": released}
 
 
-def retire_receiver(path: str | os.PathLike) -> tuple[int, int]:
+def retire_receiver(ring: str | os.PathLike | layout.RingMap) -> tuple[int, int]:
     """Bump the receiver generation: the old receiver releases nothing any more.
 
     Returns
@@ -78,7 +82,7 @@ def retire_receiver(path: str | os.PathLike) -> tuple[int, int]:
     tuple of int
         Frames released, and the new generation.
     """
-    ring = layout.RingMap.open(path)
+    ring = _mapped(ring)
     while True:
         word = ring[layout.W_RELEASED]
         released = word & FRAME_MASK
