@@ -319,9 +319,11 @@ class Ledger:
                 raise LedgerClosed(f"{present.path}: its epoch has ended") from None
             if int(present.header["incarnation"]) != 0:
                 raise LedgerError(f"{present.path}: another process writes it already") from None
-            return _Part(_own(present), number)
+            claimed = present
+        else:
+            claimed = Segment(path)
         step("segment.claimed")
-        return _Part(_own(Segment(path)), number)
+        return _Part(_own(claimed), number)
 
     def _part_after(self, number: int) -> _Part:
         """First part behind ``number`` that has a free page and table entry."""

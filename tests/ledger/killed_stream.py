@@ -23,6 +23,7 @@ from kill_points import open_commit
 import ftrt
 from ftrt.host.board import Field
 from ftrt.ledger import steps
+from ftrt.ledger.state import blank_path
 from ftrt.oracle import Effects
 from ftrt.runtime import job as runtime_job
 
@@ -38,8 +39,10 @@ class Points:
         self.job = None
 
     def begin(self, job) -> None:
-        """Count from here on."""
+        """Count from here on, once the next life will find the state file made beforehand."""
         self.job = job
+        if str(job.rank) in job.record["states"]:
+            wait_for(blank_path(job.config.ledger, job.epoch + 1, job.rank).exists)
         steps.install(self)
 
     def __call__(self, name: str) -> None:
@@ -60,19 +63,23 @@ class Points:
         job = self.job
         other = job.processes[1 - job.rank]
         os.kill(job.board.get(other, Field.PID), signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while not job.moved_on:
-            if time.monotonic() > deadline:
-                raise TimeoutError("the next epoch did not come")
-            time.sleep(0.001)
+        wait_for(lambda: job.moved_on)
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("what this death waits for did not come")
+        time.sleep(0.001)
 
 
 def arm(points: Points, victim: int) -> None:
     """Begin as soon as this process has the victim's rank, before it opens its ledger."""
     original = runtime_job.Job.await_assignment
 
-    def await_assignment(self):
-        original(self)
+    def await_assignment(self, get_ready):
+        original(self, get_ready)
         if self.rank == victim:
             points.begin(self)
 

@@ -100,7 +100,7 @@ def test_damaged_record(tmp_path):
     path = record.record_path(tmp_path, 3)
     text = path.read_text()
     for bad, reason in (
-        (text.replace('"parent": 2', '"parent": 1'), "wrong check"),
+        (text.replace('"parent":2', '"parent":1'), "wrong check"),
         (text[:-9], "not JSON"),
         ("[]", "no format"),
         ("", "not JSON"),

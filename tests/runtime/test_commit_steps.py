@@ -23,7 +23,6 @@ RECEIVER = [
     "stream.registered:1",
     "base.stored:1",
     "page.owned:1",
-    "state.linked:1",
     "state.file:1",
     "state.cleared:1",
     "state.copied:1",
@@ -34,9 +33,10 @@ RECEIVER_LATER = [
     "commit.stored:1",
     "commit.swap:9",
     "commit.swapped:9",
-    "file.probed:2",
-    "file.written:2",
-    "file.named:2",
+    "state.linked:1",  # from here on the first state file of a life was made beforehand
+    "file.probed:1",
+    "file.written:1",
+    "file.named:1",
 ]
 GROWTH = [
     "commit.ended:1",
