@@ -1,10 +1,11 @@
 """Uniform agreement of several hosts' agents on one vector of marks, one instance an epoch.
 
 Each agent has closed its ledgers before it begins, so what it contributes is final, and
-contributions only ever accumulate. They go up a binary tree over the agents believed alive, whose
-root, the lowest of them, is the coordinator. It tries to create the exclusive record. Whoever
-learns that a record exists adopts that one, whatever it proposed itself, and passes it on to its
-neighbours in the tree.
+contributions only ever accumulate. Who begins calls those below it, which may know of nothing yet:
+a host closes its ledgers and begins at the first message of an agreement. Contributions go up a
+binary tree over the agents believed alive, whose root, the lowest of them, is the coordinator. It
+tries to create the exclusive record. Whoever learns that a record exists adopts that one, whatever
+it proposed itself, and passes it on to its neighbours in the tree.
 
 Safety rests on the exclusive record alone: two coordinators may try, one wins. Termination needs
 views of who is alive that become right in the end, and channels between the living that lose
@@ -73,6 +74,13 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A message down the tree: `sender` gathers for this epoch and waits for a Report."""
+
+    sender: int
+
+
+@dataclass(frozen=True)
 class Announce:
     """A message to the tree's neighbours: this record exists."""
 
@@ -99,7 +107,7 @@ class Send:
     """Deliver `message` to an agent. Order: an Announce only after its record exists."""
 
     to: int
-    message: Report | Announce
+    message: Report | Call | Announce
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Fence:
     record: AgreedRecord
 
 
-Event = Tick | Died | Cleared | Report | Announce | RecordCreated | RecordFound
+Event = Tick | Died | Cleared | Report | Call | Announce | RecordCreated | RecordFound
 EVENTS: tuple[type, ...] = Event.__args__
 Effect = Send | TryRecord | Adopt | Fence
 
@@ -156,16 +164,20 @@ class View:
         return self.live[(at - 1) // 2] if at else None
 
     @property
+    def children(self) -> tuple[int, ...]:
+        """The next agents down the tree."""
+        at = self.live.index(self.me)
+        return self.live[2 * at + 1 : 2 * at + 3]
+
+    @property
     def neighbours(self) -> tuple[int, ...]:
         """Parent and children in the tree."""
-        at = self.live.index(self.me)
-        children = self.live[2 * at + 1 : 2 * at + 3]
-        return children if self.parent is None else (self.parent, *children)
+        return self.children if self.parent is None else (self.parent, *self.children)
 
-    def subtree(self) -> set[int]:
-        """Return the agents below and including oneself."""
+    def subtree(self, top: int | None = None) -> set[int]:
+        """Return the agents below and including `top`, oneself by default."""
         found: set[int] = set()
-        level = [self.live.index(self.me)]
+        level = [self.live.index(self.me if top is None else top)]
         while level:
             found.update(self.live[at] for at in level)
             below = (child for at in level for child in (2 * at + 1, 2 * at + 2))
@@ -252,13 +264,23 @@ def advance(now: View) -> Step:
 
 
 def again(now: View, event: Tick) -> Step:
-    """Begin or repeat the gathering."""
-    return advance(replace(now, told=None))
+    """Begin or repeat the gathering: up what there is, down a call to those who lack."""
+    after, effects = advance(replace(now, told=None))
+    late = (child for child in now.children if not now.subtree(child) <= now.have.keys())
+    return after, (*effects, *(Send(child, Call(now.me)) for child in late))
 
 
 def regather(now: View, event: Died | Cleared) -> Step:
     """The tree is another one: what was sent to the old parent goes to the new one."""
-    return advance(_look(now, event))
+    after, effects = advance(_look(now, event))
+    late = (child for child in after.children if child not in now.neighbours)
+    calls = (Send(child, Call(now.me)) for child in late if child not in now.have)
+    return after, (*effects, *calls)
+
+
+def called(now: View, event: Call) -> Step:
+    """We gather already; the parent hears of it when our subtree is complete."""
+    return now, ()
 
 
 def look(now: View, event: Died | Cleared) -> Step:
@@ -287,7 +309,8 @@ def adopt(now: View, event: Announce | RecordCreated | RecordFound) -> Step:
     phase = Phase.ADOPTED if inside else Phase.FENCED
     after = replace(now, phase=phase, record=record)
     first: Effect = Adopt(record) if inside else Fence(record)
-    return after, (first, *_spread(after))
+    source = event.sender if isinstance(event, Announce) else None
+    return after, (first, *_spread(after, source))
 
 
 def confirm(now: View, event: Announce | RecordCreated | RecordFound) -> Step:
@@ -297,7 +320,7 @@ def confirm(now: View, event: Announce | RecordCreated | RecordFound) -> Step:
     return now, ()
 
 
-def answer(now: View, event: Report) -> Step:
+def answer(now: View, event: Report | Call) -> Step:
     """Tell who is still gathering that it is decided."""
     if now.record is None:
         raise InvariantBroken("an agent adopted nothing")
@@ -326,11 +349,12 @@ def _collected(now: View, event: Report) -> View:
     return replace(now, have={**event.have, **now.have})
 
 
-def _spread(now: View) -> tuple[Effect, ...]:
+def _spread(now: View, source: int | None = None) -> tuple[Effect, ...]:
+    """Announce the record to all neighbours but the one that announced it to us."""
     if now.record is None:
         raise InvariantBroken("an agent adopted nothing")
     message = Announce(now.me, now.record)
-    return tuple(Send(agent, message) for agent in now.neighbours)
+    return tuple(Send(agent, message) for agent in now.neighbours if agent != source)
 
 
 G, W, A, F = Phase.GATHERING, Phase.RECORDING, Phase.ADOPTED, Phase.FENCED
@@ -342,12 +366,14 @@ TRANSITIONS: dict[tuple[Phase, type], Row] = {
     (G, Died): (regather, (G, W)),
     (G, Cleared): (regather, (G, W)),
     (G, Report): (collect, (G, W)),
+    (G, Call): (called, (G,)),
     (G, Announce): (adopt, (A, F)),
     (G, RecordFound): (adopt, (A, F)),
     (W, Tick): (lambda now, event: (now, ()), (W,)),
     (W, Died): (look, (W,)),
     (W, Cleared): (look, (W,)),
     (W, Report): (keep, (W,)),
+    (W, Call): (called, (W,)),
     (W, Announce): (adopt, (A, F)),
     (W, RecordCreated): (adopt, (A, F)),
     (W, RecordFound): (adopt, (A, F)),
@@ -358,6 +384,7 @@ for _phase in (A, F):
         (_phase, Died): (respread, (_phase,)),
         (_phase, Cleared): (respread, (_phase,)),
         (_phase, Report): (answer, (_phase,)),
+        (_phase, Call): (answer, (_phase,)),
         (_phase, Announce): (confirm, (_phase,)),
         (_phase, RecordCreated): (confirm, (_phase,)),
         (_phase, RecordFound): (confirm, (_phase,)),

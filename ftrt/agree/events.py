@@ -50,11 +50,26 @@ class Cleared:
 
 
 @dataclass(frozen=True)
+class CloseAsked:
+    """Another host ends `epoch`, or is to be left out of its successor: nobody here need be dead.
+
+    It may come again and late.
+    """
+
+    epoch: EpochId
+
+
+@dataclass(frozen=True)
 class LedgersClosed:
-    """All ledgers of `epoch` are closed; `marks` is what counts in them, final."""
+    """All ledgers of `epoch` are closed; `marks` is what counts in them, final.
+
+    `left_out` are processes of hosts that did not take part: they are no members of the successor,
+    should our record of it be the one.
+    """
 
     epoch: EpochId
     marks: dict[Key, StreamMarks] = field(default_factory=dict)
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,6 +123,7 @@ Event = (
     | ProcessFinished
     | Suspected
     | Cleared
+    | CloseAsked
     | LedgersClosed
     | RecordCreated
     | RecordFound

@@ -41,7 +41,8 @@ class Situation:
 
     `epoch` and `membership` are those of the latest record known to exist. `dead` are processes,
     `finished` are ranks. `target` is the epoch being made and `decision` who will act in it.
-    `recorded_dead` are those that a record has named already.
+    `recorded_dead` are those that a record has named already, `named` those that the record being
+    made names: the dead, and the processes of hosts that it leaves out.
     """
 
     state: State
@@ -50,6 +51,7 @@ class Situation:
     marks: dict[Key, StreamMarks] = field(default_factory=dict)
     dead: frozenset[int] = frozenset()
     recorded_dead: frozenset[int] = frozenset()
+    named: frozenset[int] = frozenset()
     finished: frozenset[int] = frozenset()
     suspects: frozenset[int] = frozenset()
     target: EpochId | None = None
@@ -215,6 +217,13 @@ def died_running(now: Situation, event: ev.ProcessDied) -> Step:
     return after, (*effects, *closing)
 
 
+def asked(now: Situation, event: ev.CloseAsked) -> Step:
+    """Join a successor that another host began; a request for an epoch behind us is late."""
+    if event.epoch > now.epoch:
+        raise InvariantBroken(f"epoch {event.epoch} is to be closed before it exists here")
+    return _close(now) if event.epoch == now.epoch else (now, ())
+
+
 def _close(now: Situation) -> Step:
     """Begin the next epoch: close all ledgers of this one."""
     after = replace(now, state=State.CLOSING, target=now.epoch.next(), decision=None)
@@ -259,10 +268,11 @@ def cleared(now: Situation, event: ev.Cleared) -> Step:
 def closed(now: Situation, event: ev.LedgersClosed) -> Step:
     """The past is fixed: decide who acts next and ask for the record."""
     if event.epoch < now.epoch:
-        raise InvariantBroken(f"the ledgers of epoch {now.epoch} are waited for")
+        return now, ()  # another answer to a closing that is behind us
     if event.epoch > now.epoch or now.target is None:
         raise InvariantBroken(f"the ledgers of epoch {event.epoch} closed before it exists")
-    decision = _decide(now)
+    named = now.dead.union(event.left_out)
+    decision = _decide(now, named)
     if decision.outcome is Outcome.FAILED:
         return _fail(now, decision.reason)
     marks = merged(now.marks, event.marks)
@@ -273,18 +283,16 @@ def closed(now: Situation, event: ev.LedgersClosed) -> Step:
         decision.membership.spares,
         marks,
         decision.promotions,
-        tuple(sorted(now.dead - now.recorded_dead)),
+        tuple(sorted(named - now.recorded_dead)),
         tuple(sorted(now.finished)),
     )
-    after = replace(
-        now, state=State.RECORDING, decision=decision, marks=marks, recorded_dead=now.dead
-    )
+    after = replace(now, state=State.RECORDING, decision=decision, marks=marks, named=named)
     return after, (Note(decision.reason, "decided"), record)
 
 
-def _decide(now: Situation) -> Decision:
+def _decide(now: Situation, named: frozenset[int]) -> Decision:
     """Plan the members; after a restart all ranks have new processes."""
-    plan = plan_members(now.acting, now.dead, now.finished)
+    plan = plan_members(now.acting, named, now.finished)
     if now.fresh is None or plan.outcome is Outcome.FAILED:
         return plan
     reason = f"all ranks go on from the ledger; {plan.reason}"
@@ -303,7 +311,8 @@ def created(now: Situation, event: ev.RecordCreated) -> Step:
     """Our record exists: the next epoch is a fact."""
     if event.epoch != now.target or now.decision is None:
         raise InvariantBroken(f"epoch {now.target} is being recorded")
-    return _enter(now, event.epoch, now.decision.membership, now.decision.promotions)
+    after = replace(now, dead=now.dead | now.named, recorded_dead=now.named)
+    return _enter(after, event.epoch, now.decision.membership, now.decision.promotions)
 
 
 def _enter(
@@ -431,6 +440,7 @@ def restarted(now: Situation, event: ev.Restarted) -> Step:
 HANDLERS: dict[str, Callable[[Situation, Any], Step]] = {
     "ignored": ignored,
     "died": died,
+    "asked": asked,
     "died_running": died_running,
     "finished": finished,
     "finished_running": finished_running,

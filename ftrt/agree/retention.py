@@ -76,6 +76,16 @@ class Budget:
         """Whether `length` more messages fit both budgets."""
         return length <= self.credit_left and length <= self.retention_left
 
+    def go_on_from(self, have: Marks) -> None:
+        """Start as the successor of a dead sender: what a record has is sent, consumed and stable.
+
+        However much that is, the budgets are all free.
+        """
+        if self._counts != [0, 0, 0]:
+            raise InvariantBroken(f"{self!r} has begun already")
+        self.sent, self.consumed, self.stable = have.copy(), have.copy(), have.copy()
+        self._counts = [have.count] * 3
+
     def on_sent(self, start: int, length: int = 1) -> None:
         """Count start..start+length-1 as sent; a resend counts once."""
         gaps = self.sent.missing(start + length - 1, start)

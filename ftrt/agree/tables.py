@@ -22,8 +22,12 @@ TRANSITIONS: dict[tuple[State, type], Row] = {
     (C, ev.ProcessFinished): ("finished", (C,)),
     (W, ev.ProcessFinished): ("finished", (W,)),
     (P, ev.ProcessFinished): ("finished", (P,)),
+    (R, ev.CloseAsked): ("asked", (R, C)),
+    (C, ev.CloseAsked): ("ignored", (C,)),
+    (W, ev.CloseAsked): ("ignored", (W,)),
+    (P, ev.CloseAsked): ("ignored", (P,)),
     (R, ev.LedgersClosed): ("closed_late", (R,)),
-    (C, ev.LedgersClosed): ("closed", (W, F)),
+    (C, ev.LedgersClosed): ("closed", (C, W, F)),
     (W, ev.LedgersClosed): ("closed_late", (W,)),
     (P, ev.LedgersClosed): ("closed_late", (P,)),
     (W, ev.RecordCreated): ("created", (P,)),
@@ -40,7 +44,14 @@ for _state in (R, C, W, P):
     TRANSITIONS[_state, ev.Cleared] = ("cleared", (_state,))
 # Once it is over, the processes go away one by one, and late signs of them mean nothing.
 for _state in (E, F):
-    for _event in (ev.ProcessDied, ev.ProcessFinished, ev.Suspected, ev.Cleared, ev.LedgersClosed):
+    for _event in (
+        ev.ProcessDied,
+        ev.ProcessFinished,
+        ev.Suspected,
+        ev.Cleared,
+        ev.CloseAsked,
+        ev.LedgersClosed,
+    ):
         TRANSITIONS[_state, _event] = ("ignored", (_state,))
 
 

@@ -11,6 +11,7 @@ from ftrt.agree.agreement import (
     AgreedRecord,
     Agreement,
     Announce,
+    Call,
     Cleared,
     Died,
     Fence,
@@ -122,8 +123,8 @@ def test_without_faults_all_marks_count_and_few_messages_are_sent(count):
         assert world.record.coordinator == 0
         common = world.record.marks["common", 0, 0]
         assert common.marks == Marks(count) and len(world.record.marks) == count + 1
-        # On each edge of the tree one announcement in either direction and one report up, two
-        # where the first Tick comes after the children's reports.
+        # On each edge of the tree a call and an announcement down and one report up, two where
+        # the first Tick comes after the children's reports.
         assert world.sent <= 4 * (count - 1)
 
 
@@ -194,6 +195,34 @@ def test_who_has_adopted_tells_who_asks():
     assert it.handle(Report(1, {})) == (Send(1, Announce(0, it.record)),)
 
 
+def test_one_that_begins_brings_all_in():
+    for count in (2, 4, 9):
+        for first in range(count):
+            world = World(count, first)
+            world.pool = [(first, first, Tick())]
+            begun = {first}
+            for _ in range(2000):
+                if not world.pool:
+                    break
+                sender, to, what = world.pool.pop(world.random.randrange(len(world.pool)))
+                if to not in begun:
+                    # A host begins with the first message that it gets of an agreement.
+                    begun.add(to)
+                    world.tell(to, Tick())
+                if isinstance(what, TryRecord):
+                    world.try_record(sender, what.record)
+                else:
+                    world.tell(to, what)
+            assert begun == set(range(count)) == set(world.record.members)
+            assert all(m.phase is Phase.ADOPTED for m in world.agents.values())
+            assert world.tries == 1
+
+
+def test_a_call_is_answered_with_what_is_decided():
+    it = machine(Phase.ADOPTED)
+    assert it.handle(Call(1)) == (Send(1, Announce(0, it.record)),)
+
+
 def test_an_even_split_has_one_history():
     for seed in range(40):
         world = World(4, seed)
@@ -225,7 +254,14 @@ def machine(phase):
 def test_every_pair_of_the_table(phase, event):
     it = machine(phase)
     record = it.now.record or AgreedRecord(EPOCH, 1, (0, 1))
-    content = {Tick: (), Died: (1,), Cleared: (1,), Report: (1, {}), Announce: (1, record)}
+    content = {
+        Tick: (),
+        Died: (1,),
+        Cleared: (1,),
+        Report: (1, {}),
+        Call: (1,),
+        Announce: (1, record),
+    }
     sample = event(*content.get(event, (record,)))
     before = it.now
     if (phase, event) in TRANSITIONS:

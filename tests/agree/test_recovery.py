@@ -43,6 +43,7 @@ def sample(event, state):
         ev.ProcessFinished: ev.ProcessFinished(2),
         ev.Suspected: ev.Suspected(2),
         ev.Cleared: ev.Cleared(2),
+        ev.CloseAsked: ev.CloseAsked(TWO if state is State.PUBLISHING else ONE),
         ev.LedgersClosed: ev.LedgersClosed(
             EpochId("job", 1, 0) if state is State.RUNNING else ONE, {}
         ),
@@ -88,7 +89,7 @@ def test_the_drawings_come_from_the_table():
         (State.RUNNING, ev.Restarted(1, NEW)),
         (State.RUNNING, ev.Restarted(2, Membership.initial(2))),
         (State.CLOSING, ev.LedgersClosed(TWO)),
-        (State.CLOSING, ev.LedgersClosed(EpochId("job", 1, 0))),
+        (State.RUNNING, ev.CloseAsked(TWO)),
         (State.RECORDING, ev.RecordCreated(THREE)),
         (State.RECORDING, ev.RecordFailed(ONE, "full")),
         (State.PUBLISHING, ev.EpochPublished(ONE)),
@@ -309,6 +310,69 @@ def test_a_restart_succeeds_what_the_attempt_before_still_made():
     host.tell(ev.RecordFound(TWO, host.records[2].members))
     host.settle()
     assert host.recovery.epoch == EpochId("job", 2, 3) and host.recovery.membership == NEW
+
+
+def test_another_host_may_ask_for_a_successor():
+    host = Host(3, spares=1)
+    host.tell(ev.CloseAsked(ONE))
+    assert host.recovery.state is State.CLOSING
+    host.settle()
+    assert names(host) == ["CloseLedgers", "CreateRecord", "Publish"]
+    host.tell(ev.CloseAsked(ONE))  # late
+    assert host.recovery.state is State.RUNNING and host.recovery.epoch == TWO
+
+
+def test_a_second_answer_to_an_old_closing_is_behind_us():
+    host = Host(3, spares=2)
+    host.die(1)
+    host.settle()
+    host.die(0)
+    host.tell(ev.LedgersClosed(ONE))
+    assert host.recovery.state is State.CLOSING
+    host.settle()
+    assert host.recovery.epoch == THREE
+
+
+def test_who_is_left_out_is_dead_once_our_record_exists():
+    host = at(State.CLOSING)
+    host.inbox.clear()
+    host.tell(ev.LedgersClosed(ONE, {}, left_out=(2, 4)))
+    assert host.end.reason.startswith("ranks 1, 2 of 3 died and 1 spare left")
+    host = at(State.CLOSING)
+    host.inbox.clear()
+    host.tell(ev.LedgersClosed(ONE, {}, left_out=(4,)))
+    record = host.log[-1]
+    assert (record.dead, record.spares) == ((1, 4), ()) and host.recovery.now.dead == {1}
+    host.settle()
+    assert host.recovery.now.dead == {1, 4} and host.acting == {1: 3}
+
+
+def test_who_was_to_be_left_out_lives_on_in_somebody_elses_record():
+    host = Host(3, spares=2)
+    host.tell(ev.CloseAsked(ONE))
+    host.inbox.clear()
+    host.tell(ev.LedgersClosed(ONE, {}, left_out=(2,)))
+    host.inbox.clear()
+    host.records[2] = Membership.initial(3, 2)
+    host.tell(ev.RecordFound(TWO, host.records[2].members, host.records[2].spares))
+    host.settle()
+    assert host.recovery.state is State.RUNNING and host.recovery.now.dead == set()
+    host.die(0)
+    host.settle()
+    record = [effect for effect in host.log if isinstance(effect, CreateRecord)][-1]
+    assert record.dead == (0,)
+
+
+def test_a_death_that_no_record_named_is_named_by_the_next():
+    host = at(State.RECORDING)
+    host.inbox.clear()
+    host.records[2] = Membership(((0, 0), (1, 3), (2, 2)), (4,))  # its maker named no one dead
+    host.tell(ev.RecordFound(TWO, host.records[2].members, (4,)))
+    host.settle()
+    host.die(2)
+    host.settle()
+    record = [effect for effect in host.log if isinstance(effect, CreateRecord)][-1]
+    assert record.epoch == THREE and record.dead == (1, 2)
 
 
 def outcome(ranks, spares, victims, moments):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftrt.agree.marks import Marks
 from ftrt.agree.retention import Budget, validate
 from ftrt.errors import InvariantBroken, UsageError
 
@@ -112,3 +113,14 @@ def test_budgets_are_never_overrun(steps):
         elif what == "r":
             budget.on_stable(budget.stable.hwm + 1, min(n, budget.consumed.hwm - budget.stable.hwm))
         assert 0 <= budget.credit_left <= 5 and 0 <= budget.retention_left <= 8
+
+
+def test_a_successor_goes_on_from_what_a_record_has():
+    budget = Budget(4, 8)
+    budget.go_on_from(Marks(500, [(503, 504)]))
+    assert (budget.credit_left, budget.retention_left) == (4, 8)
+    assert budget.resend_set("receiver_died") == []
+    budget.on_sent(501)
+    assert budget.resend_set("survivor") == [(501, 501)] and budget.credit_left == 3
+    with pytest.raises(InvariantBroken, match="has begun already"):
+        budget.go_on_from(Marks(1))
