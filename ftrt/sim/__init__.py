@@ -1,0 +1,1 @@
+"""The deterministic simulator: the production core under every fault that one seed can hold."""

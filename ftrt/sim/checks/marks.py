@@ -1,0 +1,38 @@
+"""Marks never go back: not from record to record, and not behind what was announced as stable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ftrt.agree.marks import Marks
+from ftrt.sim.checks.base import Violation
+
+if TYPE_CHECKING:
+    from ftrt.sim.storage import Record
+    from ftrt.sim.world import World
+
+
+class MarksGrow:
+    """Each record has all that the record before it had."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._before: Record | None = None
+
+    def recorded(self, record: Record) -> None:
+        """Compare with the record before."""
+        before, self._before = self._before, record
+        if before is None:
+            return
+        for key, old in before.marks.items():
+            new = record.marks.get(key)
+            lacks = _lacks(old.marks, new.marks) if new else old.marks.ranges
+            if lacks or new is None or new.sent < old.sent or new.last < old.last:
+                raise Violation(
+                    "marks",
+                    f"{key} went back in epoch {record.epoch.counter}: {old} became {new}",
+                )
+
+
+def _lacks(old: Marks, new: Marks) -> list[tuple[int, int]]:
+    return [gap for first, last in old.ranges for gap in new.missing(last, first)]

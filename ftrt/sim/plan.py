@@ -1,0 +1,199 @@
+"""What one seed stands for: ranks, hosts, streams, and the faults that will come."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+from ftrt.errors import UsageError
+
+MOST_RANKS = 32
+LEAST_MESSAGES = 200
+#: Simulated microseconds in which faults come; afterwards everything heals.
+FAULTY_US = 9000
+#: Steps of a recovery that a fault can be tied to.
+MOMENTS = ("closing", "closed", "recording", "recorded", "publishing")
+
+
+class Stream(NamedTuple):
+    """One stream of a seed, with the sizes that both ends use."""
+
+    number: int
+    name: str
+    source: int
+    dest: int
+    last: int
+    kind: str
+    window: int
+    retention: int
+    batch: int
+    stable_every: int
+    ordered: bool
+    needs: int
+    lead: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The triple that marks are kept by."""
+        return (self.name, self.source, self.dest)
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong: at a time in microseconds, or at a step of a recovery."""
+
+    kind: str
+    when: int | str
+    target: int = 0
+    length: int = 0
+
+    def __str__(self) -> str:
+        when = f"{self.when} us" if isinstance(self.when, int) else f"in {self.when}"
+        return f"{self.kind} {self.target} {when}" + (f" for {self.length} us" * bool(self.length))
+
+
+class Plan(NamedTuple):
+    """All that is fixed before a run begins."""
+
+    seed: int
+    ranks: int
+    spares: int
+    hosts: int
+    plane: str
+    stable: str
+    streams: tuple[Stream, ...]
+    faults: tuple[Fault, ...]
+    restarts: int
+    stepwise: bool
+    loss: float
+    calm: bool = False
+
+    def host_of(self, process: int) -> int:
+        """Host on which a process of any attempt runs."""
+        return process % (self.ranks + self.spares) % self.hosts
+
+    def describe(self) -> list[str]:
+        """Say it in lines that a person can read."""
+        head = (
+            f"seed {self.seed}: {self.ranks} ranks, {self.spares} spares, {self.hosts} hosts, "
+            f"{self.plane} plane, class {self.stable}, {self.restarts} restarts"
+        )
+        streams = [
+            f"stream {s.name} {s.source}->{s.dest}: {s.last} messages, {s.kind}, window {s.window},"
+            f" retention {s.retention}, batch {s.batch}, stable every {s.stable_every}"
+            for s in self.streams
+        ]
+        return [head, *streams, *(f"fault {fault}" for fault in self.faults)]
+
+
+def make_plan(ranks: int, seed: int) -> Plan:
+    """Draw the plan of a seed.
+
+    Raises
+    ------
+    UsageError
+        There can be no such seed or number of ranks.
+    """
+    if not 2 <= ranks <= MOST_RANKS:
+        raise UsageError(f"--ranks {ranks}: the simulator takes 2 to {MOST_RANKS}")
+    if not 0 <= seed < 1 << 62:
+        raise UsageError(f"--seed {seed}: use 0 to {(1 << 62) - 1}")
+    dice = random.Random(seed * 64 + ranks)
+    hosts = 1 if dice.random() < 0.6 else dice.randint(2, min(4, ranks))
+    plane = "wire" if hosts > 1 or dice.random() < 0.35 else "ring"
+    stable = dice.choice(("host", "power")) if hosts > 1 else dice.choice(("process", "power"))
+    spares = dice.randint(1, 4) + (hosts > 1)
+    restarts = 0 if dice.random() < 0.05 else 8
+    return Plan(
+        seed,
+        ranks,
+        spares,
+        hosts,
+        plane,
+        stable,
+        _streams(dice, ranks, plane),
+        _faults(dice, ranks, spares, hosts, stable),
+        restarts,
+        stepwise=dice.random() < 0.8,
+        loss=dice.choice((0.0, 0.02, 0.1)) if plane == "wire" else 0.0,
+    )
+
+
+def _streams(dice: random.Random, ranks: int, plane: str) -> tuple[Stream, ...]:
+    """Draw 2 to 5 streams; some of them form cycles in which each waits for the others."""
+    count = dice.randint(2, 5)
+    each = -(-LEAST_MESSAGES // count)
+    cycle = dice.random() < 0.5
+    around = dice.randint(2, min(count, ranks)) if cycle else 0
+    first = dice.randrange(ranks)
+    sizes = [_sizes(dice, plane) for _ in range(count)]
+    lead = sum(size[2] for size in sizes) + dice.randint(0, 8)
+    streams = []
+    for index in range(count):
+        if index < around:
+            source, dest = (first + index) % ranks, (first + (index + 1) % around) % ranks
+            needs = (index - 1) % around
+            last, ahead = each + 4, lead if index == 0 else 0
+        else:
+            source, dest = dice.sample(range(ranks), 2)
+            needs, last, ahead = -1, each + dice.randint(0, 10), 0
+        window, retention, batch, stable_every = sizes[index]
+        kinds = ("replay", "spool", "volatile") if plane == "ring" else ("replay", "spool")
+        kind = dice.choice(kinds) if index >= around else dice.choice(kinds[:2])
+        ordered = dice.random() < 0.6
+        streams.append(
+            Stream(
+                index,
+                f"s{index}",
+                source,
+                dest,
+                last,
+                kind,
+                window,
+                retention,
+                batch,
+                stable_every,
+                ordered,
+                needs,
+                ahead,
+            )
+        )
+    return tuple(streams)
+
+
+def _sizes(dice: random.Random, plane: str) -> tuple[int, int, int, int]:
+    """Draw window, retention, batch, stable_every: often the smallest that are allowed."""
+    batch = dice.choice((1, 1, 2, 4))
+    stable_every = dice.choice((1, 3, 8)) if plane == "wire" else 1
+    tight = dice.random() < 0.4
+    window = max(2, batch) + (0 if tight else dice.randint(0, 16))
+    retention = batch + stable_every - 1 + (0 if tight else dice.randint(0, 32))
+    return window, retention, batch, stable_every
+
+
+def _faults(
+    dice: random.Random, ranks: int, spares: int, hosts: int, stable: str
+) -> tuple[Fault, ...]:
+    """Draw 3 to 7 faults; the first kills a rank, so that one can fall inside its recovery."""
+    everybody = ranks + spares
+    first = Fault("kill", dice.randrange(200, 5000), dice.randrange(ranks))
+    inside = Fault(
+        dice.choice(("kill", "kill", "stop", "agent-stop", "agent-kill")),
+        dice.choice(MOMENTS),
+        dice.randrange(everybody),
+        dice.randrange(300, 3000),
+    )
+    kinds = ["kill", "kill", "stop", "evict", "suspect", "requeue", "full", "agent-stop", "late"]
+    kinds += ["agent-kill"] if dice.random() < 0.3 else []
+    if hosts > 1:
+        kinds += ["cut", "cut", "host", "doubt", "doubt"]
+    if stable == "power":
+        kinds += ["power"]
+    more = []
+    for _ in range(dice.randint(1, 5)):
+        when: int | str = dice.randrange(0, 7000)
+        if dice.random() < 0.3:
+            when = dice.choice(MOMENTS)
+        more.append(
+            Fault(dice.choice(kinds), when, dice.randrange(everybody), dice.randrange(200, 6000))
+        )
+    return (first, inside, *more)

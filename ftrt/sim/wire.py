@@ -1,0 +1,274 @@
+"""The message plane and its two ends: packets that may be late, reordered or lost, the budgets of
+the core, and marks that come back out of band. Nothing in it outlives a process."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ftrt.agree.marks import Marks
+from ftrt.agree.retention import Budget
+
+if TYPE_CHECKING:
+    from ftrt.sim.plan import Stream
+    from ftrt.sim.process import Process
+    from ftrt.sim.storage import Record
+
+_RESEND_US = 1500
+
+
+class WireSender:
+    """The sending end: what is not stable is kept, what is not consumed is sent again."""
+
+    __slots__ = (
+        "_acked",
+        "_timer",
+        "budget",
+        "epoch_process",
+        "kept",
+        "next_seq",
+        "process",
+        "spool",
+        "stream",
+        "todo",
+    )
+
+    def __init__(self, process: Process, stream: Stream, record: Record) -> None:
+        world = process.world
+        self.process, self.stream = process, stream
+        entry = record.marks.get(stream.key)
+        have = entry.marks if entry else Marks()
+        self.budget = Budget(stream.window, stream.retention, stream.batch, stream.stable_every)
+        self.budget.go_on_from(have)
+        self.spool = world.storage.spool(stream.number) if stream.kind == "spool" else None
+        in_spool = self.spool.last if self.spool else 0
+        self.next_seq = max(in_spool, have.highest) + 1
+        self.todo: deque[int] = deque()
+        for first, last in have.missing(self.next_seq - 1):
+            if self.spool is not None and first <= self.spool.freed:
+                world.checks.retention.gone(process, stream, first)
+            self.todo.extend(range(first, last + 1))
+        self.kept: set[int] = set()
+        self.epoch_process = record.by_rank[stream.dest]
+        self._timer = False
+        self._acked = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether everything is sent and stable at the receiver."""
+        return self.budget.stable.hwm >= self.stream.last
+
+    def enter(self, record: Record) -> None:
+        """Go on in a new epoch: a dead receiver's successor has what is stable, no more."""
+        process, stream = self.process, self.stream
+        if self.next_seq > stream.last:
+            process.ledger.finish(stream.number, stream.last)
+        replaced = record.by_rank[stream.dest] != self.epoch_process
+        self.epoch_process = record.by_rank[stream.dest]
+        if replaced:
+            self.budget.receiver_replaced()
+        entry = record.marks.get(stream.key)
+        if entry is not None:
+            for first, last in entry.marks.ranges:
+                self._consumed(first, last)
+                self._stable(first, last)
+        self._again(self.budget.resend_set("survivor"))
+
+    def _again(self, ranges: list[tuple[int, int]]) -> None:
+        """Send what the budget names: it must still be kept."""
+        queued = set(self.todo)
+        for first, last in ranges:
+            for seq in range(first, last + 1):
+                if seq in queued:
+                    continue
+                if seq not in self.kept:
+                    self.process.world.checks.retention.gone(self.process, self.stream, seq)
+                self.todo.append(seq)
+
+    def turn(self) -> bool:
+        """Send one message; False if that must wait."""
+        stream, process = self.stream, self.process
+        seq = self.todo[0] if self.todo else self.next_seq
+        if seq > stream.last:
+            return False
+        fresh = not self.budget.sent.contains(seq)
+        if fresh and not self.budget.can_send():
+            return False
+        if not self.todo and not process.may_send(stream, seq):
+            return False
+        if self.spool is not None and seq > self.spool.last:
+            self.spool.last = seq
+        process.ledger.record_sent(stream.number, seq)
+        if seq == stream.last:
+            process.ledger.finish(stream.number, seq)
+        if self.todo:
+            self.todo.popleft()
+        if seq >= self.next_seq:
+            self.next_seq = seq + 1
+        if fresh:
+            self.budget.on_sent(seq)
+            self.kept.add(seq)
+            process.world.checks.bounds.budget(self.budget, stream)
+        process.hand(self.publish, seq)
+        return True
+
+    def publish(self, seq: int) -> None:
+        """Put the message on the network, after its number was recorded."""
+        process = self.process
+        peer = process.peer(self.stream.dest)
+        if peer is not None and not self.budget.stable.contains(seq):
+            process.world.network.send(
+                process.host,
+                peer.host,
+                peer.on_message,
+                self.stream.number,
+                seq,
+                process.epoch,
+                process.index,
+            )
+        if not self._timer:
+            self._timer = True
+            process.world.after(_RESEND_US, self._look)
+
+    def _look(self) -> None:
+        """Send again what nobody confirmed for a while; the answer carries the marks."""
+        process = self.process
+        self._timer = False
+        if not process.alive or process.over or self.done:
+            return
+        self._timer = True
+        process.world.after(_RESEND_US, self._look)
+        progress = self.budget.consumed.count + self.budget.stable.count
+        if progress == self._acked and not process.stopped:
+            fresh, self.todo = self.todo, deque()
+            self._again(self.budget.resend_set("survivor"))
+            if not self.todo and self.budget.sent.highest:
+                self.todo.append(self._probe())
+            again = set(self.todo)
+            self.todo.extend(seq for seq in fresh if seq not in again)
+            process.wake()
+        self._acked = progress
+
+    def _probe(self) -> int:
+        """Name a message whose receipt makes the receiver tell its marks again."""
+        gaps = self.budget.stable.missing(self.budget.sent.highest)
+        return gaps[0][0] if gaps else self.budget.sent.highest
+
+    def on_marks(self, epoch: int, consumed: Marks, stable: Marks) -> None:
+        """Take the receiver's marks in."""
+        process = self.process
+        # Once our own ledger is closed the record of the next epoch may be made from what was
+        # written until then: what a receiver that is left out writes later is void.
+        if epoch != process.epoch or process.waiting or process.ledger.closed:
+            return
+        for first, last in consumed.ranges:
+            self._consumed(first, last)
+        for first, last in stable.ranges:
+            self._stable(first, last)
+        process.wake()
+
+    def _consumed(self, first: int, last: int) -> None:
+        if last > self.budget.consumed.hwm:
+            self.budget.on_consumed(first, last - first + 1)
+
+    def _stable(self, first: int, last: int) -> None:
+        budget = self.budget
+        if last <= budget.stable.hwm:
+            return
+        budget.on_stable(first, last - first + 1)
+        self.process.world.checks.retention.free_range(self.process, self.stream, first, last)
+        self.kept.difference_update(range(first, last + 1))
+        if self.spool is not None:
+            self.spool.free(budget.stable.hwm, self.process.epoch)
+
+
+class WireReceiver:
+    """The receiving end: slots of this epoch, marks of all."""
+
+    __slots__ = ("buffer", "marks", "process", "stable", "stream", "syncing", "told")
+
+    def __init__(self, process: Process, stream: Stream, record: Record) -> None:
+        self.process, self.stream = process, stream
+        entry = record.marks.get(stream.key)
+        self.marks = entry.marks.copy() if entry else Marks()
+        self.stable = self.marks.copy()
+        self.buffer: list[int] = []
+        self.syncing = False
+        self.told = self.marks.count
+
+    @property
+    def done(self) -> bool:
+        """Whether all was consumed and is stable."""
+        return self.stable.hwm >= self.stream.last
+
+    def enter(self, record: Record) -> None:
+        """Go on in a new epoch: slots of the old one are void, its record is stable."""
+        self.buffer.clear()
+        self.syncing = False
+        entry = record.marks.get(self.stream.key)
+        if entry is not None:
+            self.stable.merge(entry.marks)
+
+    def on_message(self, seq: int, epoch: int, sender: int) -> None:
+        """Take a packet that passed the epoch check into a slot."""
+        process = self.process
+        process.world.checks.epochs.accepted(process, self.stream, epoch, sender)
+        if self.marks.contains(seq) or seq in self.buffer:
+            self.tell()
+            return
+        self.buffer.append(seq)
+        process.world.checks.bounds.slots(len(self.buffer), self.stream)
+        process.wake()
+
+    def turn(self) -> bool:
+        """Consume a batch; False if there is none."""
+        stream = self.stream
+        left = stream.last - self.marks.count
+        take = min(stream.batch, left)
+        if take == 0 or len(self.buffer) < take:
+            if not left and not self.done and not self.syncing:
+                self._sync()
+            return False
+        if stream.ordered:
+            self.buffer.sort()
+        for _ in range(take):
+            place = 0
+            if not stream.ordered:
+                place = int(self.process.world.random() * len(self.buffer))
+            self.process.commit(stream, self.marks, self.buffer[place], 1)
+            self.buffer.pop(place)
+        self.tell()
+        due = self.marks.count - self.stable.count >= stream.stable_every
+        if not self.syncing and (due or self.marks.count == stream.last):
+            self._sync()
+        return True
+
+    def _sync(self) -> None:
+        """Make what is consumed so far stable, which takes a while beyond the process class."""
+        self.syncing = True
+        self.process.sync(self._synced, self.marks.copy(), self.process.epoch)
+
+    def _synced(self, marks: Marks, epoch: int) -> None:
+        if epoch != self.process.epoch or self.process.waiting:
+            return
+        self.syncing = False
+        self.stable.merge(marks)
+        self.tell()
+        if self.marks.count - self.stable.count >= self.stream.stable_every:
+            self._sync()
+        self.process.wake()
+
+    def tell(self) -> None:
+        """Tell the sender what is consumed and what is stable."""
+        process = self.process
+        peer = process.peer(self.stream.source)
+        if peer is not None:
+            process.world.network.send(
+                process.host,
+                peer.host,
+                peer.on_marks,
+                self.stream.number,
+                process.epoch,
+                self.marks.copy(),
+                self.stable.copy(),
+            )
