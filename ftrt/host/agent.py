@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import deque
 
 from ftrt.agree import effects as fx
@@ -66,8 +67,9 @@ class Agent:
         last = latest_epoch(config.ledger)
         self.ledgers.discard_after(last or 0)
         self.ledgers.prepare((last or 0) + 1)
-        self.board = Board.create(self.directory / "board", config.processes, config.ranks)
-        self.board.set_header(Word.AGENT_PID, os.getpid())
+        self.board = Board.create(
+            self.directory / "board", config.processes, config.ranks, os.getpid()
+        )
         with open(config.run_directory / "pids", "a") as pids:
             pids.write(f"{os.getpid()} {libc.process_start_ticks(os.getpid())}\n")
         self._await_registration()
@@ -353,6 +355,14 @@ class Agent:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+def _told_to_end(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_IGN)
+    raise FtrtError(
+        f"the host agent was told to end by {signal.Signals(signum).name}; "
+        "`ftrt run --restarts 1` goes on from the ledger"
+    )
+
+
 def main() -> int:
     """Entry of ``python -m ftrt.host.agent``; everything it needs is in the environment."""
     config = environment_config()
@@ -360,18 +370,22 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     agent = Agent(config)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _told_to_end)
     try:
         agent.start()
         while not agent.over:
             with contextlib.suppress(InterruptedError):
                 agent.run()
-    except (FtrtError, OSError) as error:
-        print(f"ftrt agent: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # whatever it is, the ranks must hear of it at once
+        known = isinstance(error, (FtrtError, OSError))
+        if not known:
+            traceback.print_exc()
+        reason = str(error) if known else f"the host agent failed: {error!r} (see run/agent.log)"
+        print(f"ftrt agent: {reason}", file=sys.stderr, flush=True)
         if hasattr(agent, "board"):
-            agent.fail(str(error))
+            agent.fail(reason)
         else:
-            agent.events.write("failed", reason=str(error))
+            agent.events.write("failed", reason=reason)
     finally:
         agent.close()
     return 0

@@ -99,7 +99,7 @@ class Board:
         self.ranks = int(self.words[Word.RANKS])
 
     @classmethod
-    def create(cls, path: Path, processes: int, ranks: int) -> Board:
+    def create(cls, path: Path, processes: int, ranks: int, agent_pid: int = 0) -> Board:
         """Make the board under a temporary name, mutexes included, then rename it into place."""
         temporary = path.with_suffix(".tmp")
         size = 8 * (_HEADER_WORDS + processes * _ENTRY_WORDS)
@@ -109,6 +109,7 @@ class Board:
             header = np.zeros(8, np.uint64)
             header[Word.MAGIC], header[Word.VERSION] = MAGIC, VERSION
             header[Word.PROCESSES], header[Word.RANKS] = processes, ranks
+            header[Word.AGENT_PID] = agent_pid
             os.pwrite(descriptor, header.tobytes(), 0)
         finally:
             os.close(descriptor)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-from ftrt import mpi
+import numpy as np
+
+from ftrt import atomics, mpi
 from ftrt.errors import DeadlineExceeded, Fenced, RecoveryImpossible
 from ftrt.host import libc
 from ftrt.host.beat import Heartbeat
@@ -28,6 +31,7 @@ _LONGEST_SLEEP_S = 0.05
 # No bell rings for a message of MPI: whoever waits for one looks again after this time.
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 2e-5, 2e-4
 _AGENT_SILENCE_S = 10.0
+_scratch = np.zeros(1, np.uint64)
 
 
 class JobEnded(Exception):
@@ -57,6 +61,7 @@ class Job:
         if self.world.wire is not None:
             self.plane = MpiPlane(self.world.wire, lambda rank: self.processes.get(rank))
         self._agent_beat = (0, time.monotonic())
+        self._agent_descriptor = _open_process(int(self.board.words[Word.AGENT_PID]))
         self._epoch_index = int(Word.EPOCH)
         self._bell = self.board.index(self.process, Field.BELL)
         self._sleeping = self.board.index(self.process, Field.SLEEPING)
@@ -174,6 +179,13 @@ class Job:
         self._check_agent()
 
     def _check_agent(self) -> None:
+        if _ended(self._agent_descriptor):
+            raise RecoveryImpossible(
+                f"rank {self.rank}, epoch {self.epoch}: the host agent (pid "
+                f"{int(self.board.words[Word.AGENT_PID])}) is gone, its last words are in "
+                "run/agent.log of the ledger; nothing that was committed is lost, "
+                "`ftrt run --restarts 1` goes on from the ledger"
+            )
         beat, now = int(self.board.words[Word.AGENT_BEAT]), time.monotonic()
         if beat != self._agent_beat[0]:
             self._agent_beat = (beat, now)
@@ -207,10 +219,20 @@ class Job:
         atexit.register(mpi.leave, 0)
 
 
-def _fence_both_ways() -> None:
-    from ftrt.atomics import add
+def _open_process(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
 
-    add(_scratch, 0, 1)  # a locked read-modify-write is a full fence
+
+def _ended(descriptor: int | None) -> bool:
+    """Whether the process behind a descriptor is gone."""
+    return descriptor is None or bool(select.select([descriptor], [], [], 0)[0])
+
+
+def _fence_both_ways() -> None:
+    atomics.add(_scratch, 0, 1)  # a locked read-modify-write is a full fence
 
 
 def start_agent(config: Config) -> None:
@@ -234,8 +256,3 @@ def start_agent(config: Config) -> None:
     log.close()
     if config.lock_fd is not None:
         os.close(config.lock_fd)
-
-
-import numpy as _np  # noqa: E402
-
-_scratch = _np.zeros(1, _np.uint64)
