@@ -77,7 +77,9 @@ def main() -> None:
 @click.option("--json", "json_file", metavar="FILE", help="Write a report of the run here.")
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use; also FTRT_MPIRUN.")
 @click.option(
-    "--stall-timeout-s", type=float, help="Suspect a rank after this long without a sign of life."
+    "--stall-timeout-s",
+    type=float,
+    help="Replace a rank that runs this long without a call into ftrt (600).",
 )
 @click.option("--evict-timeout-s", type=float, help="Evict a suspected rank after this long.")
 @click.argument("program")

@@ -71,7 +71,7 @@ class Field(enum.IntEnum):
     BELL = 6
     SLEEPING = 7
     PROGRESS = 8
-    STALL_EXEMPT = 9
+    STALL_LIMIT_MS = 9
     CANDIDATE = 10
     MUTEX = 16
 

@@ -17,7 +17,8 @@ class Health:
 
     A heartbeat that stands still for ``suspect_timeout_s`` is noted and forgiven when it goes on;
     for ``evict_timeout_s`` it means replacement. A process that beats but makes no call into ftrt
-    for ``stall_timeout_s`` while it says that it is running hangs, and is replaced as well.
+    for ``stall_timeout_s`` while it says that it is running hangs, and is replaced as well; in a
+    phase that it declared (:meth:`ftrt.Runtime.phase`) the limit is that phase's.
     """
 
     def __init__(self, config: Config, board: Board, watch: Watch, events: EventLog):
@@ -41,8 +42,8 @@ class Health:
             self._suspect(process, silent)
             if silent > self._config.evict_timeout_s:
                 found.append((process, f"no heartbeat for {silent:.1f} s"))
-            elif self._stalled(process, now) > self._config.stall_timeout_s:
-                found.append((process, f"no progress for {self._config.stall_timeout_s:g} s"))
+            elif self._stalled(process, now) > (limit := self._stall_limit_s(process)):
+                found.append((process, f"no progress for {limit:g} s"))
         return found
 
     def _silence(self, process: int, now: float, late: bool) -> float:
@@ -66,6 +67,10 @@ class Health:
         self._events.write(
             event, process=process, rank=None if rank < 0 else rank, silent_s=round(silent, 3)
         )
+
+    def _stall_limit_s(self, process: int) -> float:
+        declared_ms = self._board.get(process, Field.STALL_LIMIT_MS)
+        return declared_ms / 1e3 if declared_ms else self._config.stall_timeout_s
 
     def _stalled(self, process: int, now: float) -> float:
         rank = self._board.get(process, Field.RANK_PLUS_1) - 1

@@ -37,7 +37,7 @@ class Config:
     faults: tuple[dict, ...] = ()
     seed: int = 0
     shm: bool = True
-    stall_timeout_s: float = 60.0
+    stall_timeout_s: float = 600.0
     suspect_timeout_s: float = 0.1
     evict_timeout_s: float = 5.0
     init_timeout_s: float = 120.0

@@ -159,7 +159,11 @@ class Job:
         finally:
             words[self._sleeping] = 0
             words[self._phase] = Phase.RUNNING
-            words[self._progress] += 1
+            self.made_progress()
+
+    def made_progress(self) -> None:
+        """Tell the agent that this rank gets on."""
+        self.board.words[self._progress] += 1
 
     def wake(self, rank: int) -> None:
         """Wake ``rank`` if it sleeps, after a store that it may be waiting for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -9,14 +10,22 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ftrt import mpi
 from ftrt.agree.marks import Marks
-from ftrt.errors import DeadlineExceeded, Fenced, FtrtError, RecoveryImpossible, UsageError
+from ftrt.errors import (
+    DeadlineExceeded,
+    Fenced,
+    FtrtError,
+    LedgerError,
+    PeerFailed,
+    RecoveryImpossible,
+    UsageError,
+)
 from ftrt.host import libc
 from ftrt.host.board import Field, Phase
 from ftrt.ledger import state as ledger_state
@@ -33,6 +42,8 @@ from ftrt.runtime.sender import SLOT_BYTES, SLOTS, Sender
 from ftrt.transport.factory import Link
 
 _NEXT_EPOCH_S = 60.0
+#: Failures that another attempt may not have, unlike one of the program itself.
+_NOT_THE_PROGRAMS = (Fenced, RecoveryImpossible, DeadlineExceeded, PeerFailed, LedgerError)
 
 
 class Role(enum.Enum):
@@ -229,6 +240,31 @@ class Runtime:
         entries = self.job.record.get("states", {}).get(str(self.rank), [])
         return ledger_state.restore(self.config.ledger, entries) if entries else None
 
+    @contextlib.contextmanager
+    def phase(self, name: str, limit_s: float) -> Iterator[None]:
+        """Declare work that makes no call into ftrt for long, such as a compilation.
+
+        Parameters
+        ----------
+        name : str
+            What is done; it is told if the rank has to be replaced in it.
+        limit_s : float
+            Seconds without progress after which this rank counts as hanging; holds until the
+            block is left, in place of ``--stall-timeout-s``.
+        """
+        if not 0 < limit_s < float("inf"):
+            raise UsageError(f"phase {name!r}: limit_s={limit_s}: a finite number above 0")
+        job = self.job
+        self.note("phase", name=name, limit_s=limit_s)
+        before = job.board.get(job.process, Field.STALL_LIMIT_MS)
+        job.board.put(job.process, Field.STALL_LIMIT_MS, max(1, int(limit_s * 1e3)))
+        job.made_progress()
+        try:
+            yield
+        finally:
+            job.made_progress()
+            job.board.put(job.process, Field.STALL_LIMIT_MS, before)
+
     def on_recovery(self, hook: Callable[[Runtime], None]) -> None:
         """Call ``hook(rt)`` after this rank moved to a new epoch as a survivor."""
         self._recovery_hooks.append(hook)
@@ -332,7 +368,7 @@ class Runtime:
             except FtrtError as failure:
                 self._give_up(failure)
             return
-        if isinstance(error, (Fenced, RecoveryImpossible)):
+        if isinstance(error, _NOT_THE_PROGRAMS):
             self._give_up(error)
         if isinstance(error, SystemExit) and not error.code:
             self._finish()
