@@ -169,6 +169,10 @@ class Board:
         """Add to the messages that logical ``rank`` sent or consumed; the new total."""
         return int(atomics.add(self.words, _COUNTER_BASE + rank, count)) + count
 
+    def counter_index(self, rank: int) -> int:
+        """Index into ``words`` of the messages that logical ``rank`` sent or consumed."""
+        return _COUNTER_BASE + rank
+
     def messages(self, rank: int) -> int:
         """Messages that logical ``rank`` sent or consumed in this attempt."""
         return int(self.words[_COUNTER_BASE + rank])

@@ -13,7 +13,8 @@ class Injector:
 
     def __init__(self, job, rank: int, note: Callable[..., None]):
         self._job, self._rank, self._note = job, rank, note
-        self._pending = [
+        #: Faults still to come; one list for the life of the process.
+        self.pending = [
             (index, fault)
             for index, fault in enumerate(job.config.faults)
             if fault["rank"] == rank and fault["when_kind"] == "messages"
@@ -22,14 +23,14 @@ class Injector:
     @property
     def active(self) -> bool:
         """True while a fault is still to come."""
-        return bool(self._pending)
+        return bool(self.pending)
 
     def reached(self, total: int) -> list[dict]:
         """Fire what is due at ``total`` messages; returns faults that the runtime carries out."""
-        due = [entry for entry in self._pending if total >= entry[1]["when"]]
+        due = [entry for entry in self.pending if total >= entry[1]["when"]]
         left = []
         for index, fault in due:
-            self._pending.remove((index, fault))
+            self.pending.remove((index, fault))
             if self._fire_once(index):
                 self._note("fault", kind=fault["kind"], rank=self._rank, spec=fault["spec"])
                 if not strike_self(fault):

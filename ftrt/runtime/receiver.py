@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -12,11 +12,23 @@ import numpy as np
 
 from ftrt.errors import UsageError
 from ftrt.ledger.log import CONSUMED, LedgerClosed
+from ftrt.runtime.hot import Bell, Recorder
 from ftrt.transport.factory import damage, is_stale, make_recv
 from ftrt.transport.ring import RingRetired
 
-# References to a payload that nobody but its message holds: the attribute and getrefcount's own.
+# References to a slot's array that are ours: the channel's, the frame's, getrefcount's own.
 _OWN_REFERENCES = 3
+# After this part of the window slots are given back together, and the sender is woken once.
+_GIVE_BACK = 4
+
+
+class _Held:
+    """A frame whose slot is not given back yet."""
+
+    __slots__ = ("base", "left", "number")
+
+    def __init__(self, number: int, left: int, base):
+        self.number, self.left, self.base = number, left, base
 
 
 class Effect(dict):
@@ -24,8 +36,7 @@ class Effect(dict):
 
     __slots__ = ("_message",)
 
-    def __init__(self, message):
-        self._message = message
+    _message: Message
 
     def __enter__(self) -> Effect:
         return self
@@ -34,6 +45,9 @@ class Effect(dict):
         if kind is None:
             message = self._message
             message._receiver._commit(message, self)
+
+
+_new_effect = dict.__new__  # an Effect needs no initialisation
 
 
 class Message:
@@ -50,13 +64,15 @@ class Message:
         1, or the number of messages of a batch (``array`` then has one row for each).
     """
 
-    __slots__ = ("_base", "_frame", "_receiver", "_ring", "array", "count", "records", "seq")
+    __slots__ = ("_held", "_receiver", "array", "count", "records", "seq")
 
-    def __init__(self, receiver, frame: int, seq: int, count: int, base, array):
-        self._receiver, self._frame, self._ring = receiver, frame, receiver._ring
-        self.seq, self.count = seq, count
-        self._base, self.array = base, array
-        self.records = False
+    def __init__(self, receiver, held: _Held, seq: int, count: int, array, records: bool):
+        self._receiver = receiver
+        self._held = held
+        self.seq = seq
+        self.count = count
+        self.array = array
+        self.records = records
 
     @property
     def source(self) -> int:
@@ -76,7 +92,9 @@ class Message:
 
     def consume(self) -> Effect:
         """The commit point: ``with message.consume() as effect: effect["state"] = …``."""
-        return Effect(self)
+        effect = _new_effect(Effect)
+        effect._message = self
+        return effect
 
     def drop(self) -> None:
         """Commit that this message shall have no effect; it is never delivered again."""
@@ -95,15 +113,19 @@ class Receiver:
         self.stream, self.source = stream, source
         state = runtime.stream_state(stream, source, runtime.rank)
         self._marks = state.marks.copy()
-        self._log = runtime.stream_log(CONSUMED, stream, source, runtime.rank)
+        log = runtime.stream_log(CONSUMED, stream, source, runtime.rank)
+        self._recorder = Recorder(runtime, log)
+        self._bell = Bell(runtime.job, source)
         self._link = runtime.link(stream, source, runtime.rank)
         self._ring: Any = None
         self._generation = -1
         self._taken_upto = 0
+        self._top = self._marks.highest
         self._nacks = 0
         self._flip = False
-        self._open: dict[int, int] = {}
-        self._pinned: dict[int, weakref.ref] = {}
+        self._frames: deque[_Held] = deque()
+        self._released = self._given = 0
+        self._give_every = 1
         self._queue: deque[Message] = deque()
         self._rows: Iterator[Message] | None = None
 
@@ -138,31 +160,46 @@ class Receiver:
 
     def receive_batch(self, timeout_s: float | None = None) -> Message | None:
         """The next frame: one message, or many small ones as the rows of one array."""
-        what = f"a message of stream {self.stream!r} from rank {self.source}"
-        found = self._runtime.wait(self._poll, what, timeout_s)
+        found = self._poll()
+        if found is None:
+            what = f"a message of stream {self.stream!r} from rank {self.source}"
+            found = self._runtime.wait(self._poll, what, timeout_s)
         return None if found is self else found
 
     def batches(self) -> Iterator[Message]:
-        """Iterate frame by frame; each is consumed as a whole, in one commit."""
+        """Iterate frame by frame; each is consumed as a whole, in one commit.
+
+        Where the sender used ``send_batch``, ``message.array`` has one row for each of the
+        ``message.count`` messages from ``message.seq`` on.
+        """
         while (batch := self.receive_batch()) is not None:
             yield batch
 
     def _split(self, batch: Message) -> Iterator[Message]:
-        for row in range(batch.count):
-            yield Message(self, batch._frame, batch.seq + row, 1, batch._base, batch.array[row])
+        held, seq, rows, batch.array = batch._held, batch.seq, batch.array, None
+        last = batch.count - 1
+        for row in range(last):
+            yield Message(self, held, seq + row, 1, rows[row], False)
+        row_array = rows[last]
+        del rows  # or the frame would look as if somebody kept a part of it
+        yield Message(self, held, seq + last, 1, row_array, False)
 
     def _poll(self):
         """A message, ``self`` at the end of the stream, or None when there is nothing yet."""
         if self._ring is None and not self._next_ring():
             return None
-        ring = self._ring
-        self._unpin()
+        ring, frames = self._ring, self._frames
+        if frames and frames[0].left <= 0:
+            self._release()
         if self._flip:
             self._damage(ring)
-        while not self._queue and (frame := ring.poll()) is not None:
-            self._take(frame)
         if self._queue:
             return self._queue.popleft()
+        while (frame := ring.poll()) is not None:
+            message = self._take(frame)
+            if message is not None:
+                return message
+        self._give_back()
         if ring.finished:
             return self
         if ring.exhausted:
@@ -170,7 +207,9 @@ class Receiver:
         elif ring.counters["nacks"] != self._nacks:
             self._nacks = ring.counters["nacks"]
             self._runtime.note("damaged", stream=self.stream, source=self.source)
-            self._runtime.job.wake(self.source)
+            self._bell.ring()
+        elif len(frames) >= ring.slots:
+            self._all_slots_are_held()
         return None
 
     def corrupt_next(self) -> None:
@@ -188,100 +227,108 @@ class Receiver:
         found = make_recv(self._link, self._generation)
         if found is None:
             return False
-        self._open_frames_stay()
+        # Frames held of an older ring need no release: it is never written again.
+        self._frames.clear()
         self._ring, self._generation = found
-        self._nacks = 0
+        self._released = self._given = self._nacks = 0
+        self._give_every = max(1, self._ring.slots // _GIVE_BACK)
         return True
 
-    def _open_frames_stay(self) -> None:
-        """Open frames of an older ring need no release: it is never written again."""
-        self._open = {}
-        self._pinned = {}
-
-    def _take(self, frame) -> None:
-        """Queue the parts of a frame that are neither consumed yet nor in the program's hands.
+    def _take(self, frame) -> Message | None:
+        """The first part of a frame that is neither consumed yet nor in the program's hands.
 
         Each channel of a link carries what is missing in ascending order, so that all up to the
         last number taken was consumed or taken, whichever channel brought it.
         """
-        last = frame.seq + frame.count - 1
-        first = max(frame.seq, self._taken_upto + 1)
+        number, seq, count, records, _, array, _, base = frame
+        if base is not None and self._must_copy(array):
+            array, base = array.copy(), None
+            array.flags.writeable = False
+        last = seq + count - 1
+        if seq > self._taken_upto and seq > self._top:
+            self._taken_upto = last
+            held = _Held(number, count, base)
+            self._frames.append(held)
+            return Message(self, held, seq, count, array, records)
+        return self._take_parts(number, seq, last, array, base, records)
+
+    def _take_parts(self, number: int, seq: int, last: int, array, base, records: bool):
+        """Queue what is missing of a frame that is known in part."""
+        first = max(seq, self._taken_upto + 1)
         gaps = [(max(a, first), b) for a, b in self._marks.missing(last) if b >= first]
         self._taken_upto = max(self._taken_upto, last)
-        self._open[frame.number] = sum(b - a + 1 for a, b in gaps)
+        held = _Held(number, sum(b - a + 1 for a, b in gaps), base)
+        self._frames.append(held)
         for start, end in gaps:
-            array = frame.array
-            if frame.records and (start, end) != (frame.seq, last):
-                array = array[start - frame.seq : end - frame.seq + 1]
-            base, view = self._own_view(array)
-            message = Message(self, frame.number, start, end - start + 1, base, view)
-            message.records = frame.records
-            self._queue.append(message)
-        if not gaps:
-            self._done(frame.number, 0)
+            part = array
+            if records and (start, end) != (seq, last):
+                part = array[start - seq : end - seq + 1]
+            self._queue.append(Message(self, held, start, end - start + 1, part, records))
+        return self._queue.popleft() if gaps else None
 
-    def _own_view(self, array: np.ndarray):
-        """A read-only view whose base tells us whether anybody still holds a part of it."""
-        if array.nbytes == 0 or len(self._pinned) >= self._ring.slots // 2:
-            copy = array.copy()
-            copy.flags.writeable = False
-            return copy, copy
-        flat = np.frombuffer(memoryview(array.reshape(-1).view(np.uint8).data), np.uint8)
-        flat.flags.writeable = False
-        return flat, flat.view(array.dtype).reshape(array.shape)
+    def _must_copy(self, array: np.ndarray) -> bool:
+        """Whether to leave the slots: the program keeps so many that the window would end."""
+        frames = self._frames
+        kept = len(frames) >= self._ring.slots // 2 and frames[0].left <= 0
+        return kept or array.nbytes == 0
+
+    def _all_slots_are_held(self) -> None:
+        first = self._frames[0]
+        if first.left > 0:
+            return
+        gc.collect()  # a reference may be part of a cycle
+        self._release()
+        if len(self._frames) >= self._ring.slots:
+            raise UsageError(
+                f"receiver {self.stream!r} from rank {self.source}: the program keeps an array of "
+                f"a message consumed long ago, and all {self._ring.slots} slots wait behind it: "
+                "keep message.array.copy() instead, or ask the sender for a larger window="
+            )
 
     # -- consuming ---------------------------------------------------------------------------
 
     def _commit(self, message: Message, effects: dict, dropped: bool = False) -> None:
-        rt = self._runtime
+        seq, count = message.seq, message.count
         while True:
             try:
                 if effects:
-                    rt.stage(effects, self._log, message.seq, message.count)
-                self._log.append(message.seq, message.count, dropped)
+                    self._runtime.stage(effects, self._recorder.log, seq, count)
+                self._recorder.record(seq, count, dropped)
                 break
             except LedgerClosed:
-                rt.advance()
-        self._marks.add(message.seq, message.count)
-        base = message._base
+                self._runtime.advance()
+        self._marks.add(seq, count)
+        if seq + count > self._top:
+            self._top = seq + count - 1
         message.array = None
-        if message._ring is self._ring:
-            self._done(message._frame, message.count, base)
-        rt.count(message.count)
-
-    def _done(self, number: int, count: int, base=None) -> None:
-        left = self._open.get(number, 0) - count
-        self._open[number] = left
-        if left > 0:
-            return
-        if base is not None and sys.getrefcount(base) > _OWN_REFERENCES + 1:
-            self._pinned[number] = weakref.ref(base)
-        self._release()
-
-    def _unpin(self) -> None:
-        if self._pinned:
-            gone = [n for n, ref in self._pinned.items() if ref() is None]
-            for number in gone:
-                del self._pinned[number]
-            if gone:
-                self._release()
+        held = message._held
+        held.left -= count
+        if held.left <= 0:
+            self._release()
 
     def _release(self) -> None:
-        """Give slots back in order, up to the first that is still open or referenced."""
-        upto = 0
-        for number in sorted(self._open):
-            if self._open[number] > 0 or number in self._pinned:
+        """Find the slots that can be given back, in order, up to one that is still in use."""
+        frames = self._frames
+        while frames:
+            held = frames[0]
+            if held.left > 0:
                 break
-            upto = number
-        if not upto:
+            if held.base is not None and sys.getrefcount(held.base) > _OWN_REFERENCES:
+                break
+            self._released = held.number
+            frames.popleft()
+        if self._released - self._given >= self._give_every:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._released == self._given:
             return
-        for number in [n for n in self._open if n <= upto]:
-            del self._open[number]
+        self._given = self._released
         try:
-            self._ring.release(upto)
+            self._ring.release(self._given)
         except RingRetired:
             self._runtime.advance()
-        self._runtime.job.wake(self.source)
+        self._bell.ring()
 
     def serve(self) -> None:
         """Let the channel tell its sender what was given back."""
@@ -292,4 +339,5 @@ class Receiver:
         """Go on in the ledger of a new epoch."""
         if self._ring is not None and is_stale(self._link, self._ring):
             self._ring.supersede()
-        self._log = ledger.stream(CONSUMED, self.stream, self.source, self._runtime.rank)
+        log = ledger.stream(CONSUMED, self.stream, self.source, self._runtime.rank)
+        self._recorder.log = log

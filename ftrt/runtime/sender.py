@@ -11,6 +11,8 @@ from ftrt.agree.marks import Marks
 from ftrt.errors import FtrtError, UsageError
 from ftrt.ledger.log import SENT, LedgerClosed
 from ftrt.ledger.spool import Spool
+from ftrt.runtime.hot import Bell, Recorder
+from ftrt.transport import meta
 from ftrt.transport.factory import give_up, is_stale, make_send
 
 SLOTS = 64
@@ -25,10 +27,11 @@ class _Lane:
     last number that any channel took, and ``closing`` says that the end is still to be told.
     """
 
-    def __init__(self, dest: int, ring, log, have: Marks):
+    def __init__(self, dest: int, ring, recorder: Recorder, have: Marks, bell: Bell):
         self.dest = dest
         self.ring = ring
-        self.log = log
+        self.recorder = recorder
+        self.bell = bell
         self.have = have
         self.copies: deque = deque()
         self.backlog: deque[tuple[int, int]] = deque()
@@ -73,6 +76,9 @@ class Sender:
         self._replay = replay
         self._volatile = volatile
         self._slot_bytes, self._window = slot_bytes, window
+        self._job = runtime.job
+        self._checked_dtype: np.dtype | None = None
+        self._checked_bytes = 0
         self.last_seq: int | None = None
         self._generation = 0
         self._spooled_free = 0
@@ -82,7 +88,9 @@ class Sender:
         states = {d: runtime.stream_state(stream, runtime.rank, d) for d in dests}
         in_spool = self._spool.last_seq if self._spool else 0
         self.next_seq = max([in_spool + 1, *(s.next_seq for s in states.values())])
-        self._lanes = [self._lane(d, states[d]) for d in dests]
+        self._lanes: list[_Lane] = []
+        for dest in dests:
+            self._lanes.append(self._lane(dest, states[dest]))
 
     def _check_dests(self, dests: list[int]) -> None:
         rt = self._runtime
@@ -102,7 +110,8 @@ class Sender:
         have = _up_to(state.marks.copy(), state.delivered)
         ring = self._new_ring(dest)
         log = rt.stream_log(SENT, self.stream, rt.rank, dest)
-        return _Lane(dest, ring, log, have)
+        recorder = Recorder(rt, log, counts=False)  # what is sent again does not count
+        return _Lane(dest, ring, recorder, have, Bell(rt.job, dest))
 
     def _new_ring(self, dest: int):
         rt = self._runtime
@@ -114,10 +123,9 @@ class Sender:
         """Begin to bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
         for lane in self._lanes:
             lane.sent_upto = self.next_seq - 1
-            if self._volatile:
-                continue  # only the dead process had it
-            for first, last in lane.have.missing(lane.sent_upto):
+            for first, last in [] if self._volatile else lane.have.missing(lane.sent_upto):
                 self._record(lane, first, last - first + 1)
+            lane.recorder.counts = lane is self._lanes[0]  # a message counts once
             lane.set_backlog()
             self._pump(lane)
 
@@ -139,14 +147,14 @@ class Sender:
             if lane.again is not None:
                 if not lane.ring.try_send(first, lane.again[1], self._runtime.epoch):
                     return False
-                self._runtime.job.wake(lane.dest)
+                lane.bell.ring()
             lane.backlog.popleft()
             if first < last:
                 lane.backlog.appendleft((first + 1, last))
         if lane.closing and self.last_seq is not None:
             lane.closing = False
             lane.ring.close(self.last_seq)
-            self._runtime.job.wake(lane.dest)
+            lane.bell.ring()
         return True
 
     # -- sending -----------------------------------------------------------------------------
@@ -157,59 +165,99 @@ class Sender:
         Blocks while the receiver's window is full. The number is recorded in the ledger before
         the message leaves.
         """
-        payload = np.asarray(array)
+        payload = array if type(array) is np.ndarray else np.asarray(array)
+        if payload.dtype is not self._checked_dtype or payload.nbytes > self._checked_bytes:
+            self._check(payload)
         seq = self.next_seq
         if self._spool:
             self._spool.append(seq, payload)
         for lane in self._lanes:
-            if lane.have.contains(seq):
+            if seq <= lane.have.highest and lane.have.contains(seq):
                 continue
-            self._record(lane, seq, 1)
+            try:
+                lane.recorder.record(seq, 1)
+            except LedgerClosed:
+                self._record_later(lane, seq, 1)
             self._publish(lane, seq, payload)
         self.next_seq = seq + 1
-        self._runtime.count(1)
         return seq
 
     def send_batch(self, records) -> int:
-        """Send the rows of a 2-D array as so many small messages; returns the first number."""
-        rows = np.ascontiguousarray(records)
-        if rows.ndim != 2:
-            raise UsageError(f"send_batch takes a 2-D array, one message a row, not {rows.shape}")
+        """Send the rows of an array of two or more dimensions as so many messages.
+
+        Rows share slots, as many as fit, each slot under one checksum. Returns the first number.
+        """
+        rows = records if type(records) is np.ndarray else np.asarray(records)
+        if rows.ndim < 1 or (rows.ndim == 1 and rows.dtype.names is None):
+            raise UsageError(
+                f"send_batch takes a 2-D or structured array, one message a row, not {rows.shape}"
+            )
         first, count = self.next_seq, len(rows)
-        if self._spool or any(lane.have.above for lane in self._lanes):
+        if not count:
+            return first
+        row_bytes = rows.nbytes // count
+        if rows.dtype is not self._checked_dtype or row_bytes > self._checked_bytes:
+            self._check(rows[0])
+        if not rows.flags.c_contiguous:
+            rows = np.ascontiguousarray(rows)
+        if self._spool or row_bytes > self._slot_bytes or self._some_have(first):
             for row in rows:
                 self.send(row)
             return first
-        step = max(1, self._slot_bytes // max(1, rows.strides[0]))
+        step = max(1, self._slot_bytes // row_bytes * self._window) if row_bytes else count
         for start in range(0, count, step):
             part = rows[start : start + step]
             for lane in self._lanes:
                 self._record(lane, self.next_seq, len(part))
                 self._publish_rows(lane, self.next_seq, part)
             self.next_seq += len(part)
-            self._runtime.count(len(part))
         return first
 
+    def _some_have(self, first: int) -> bool:
+        return any(lane.have.highest >= first for lane in self._lanes)
+
+    def _check(self, payload: np.ndarray) -> None:
+        """Refuse, before anything is recorded, what could not be sent."""
+        meta.check(payload.dtype, payload.shape)
+        limit = self._slot_bytes * self._window
+        if payload.nbytes > limit:
+            least = -(-payload.nbytes // self._window)
+            raise UsageError(
+                f"sender {self.stream!r}: a message of {payload.nbytes} bytes does not fit into "
+                f"window={self._window} slots of slot_bytes={self._slot_bytes}; the smallest that "
+                f"works is slot_bytes={least}, or window={-(-payload.nbytes // self._slot_bytes)}"
+            )
+        self._checked_dtype, self._checked_bytes = payload.dtype, limit
+
     def _record(self, lane: _Lane, seq: int, count: int) -> None:
+        try:
+            lane.recorder.record(seq, count)
+        except LedgerClosed:
+            self._record_later(lane, seq, count)
+
+    def _record_later(self, lane: _Lane, seq: int, count: int) -> None:
+        """Record in the ledger of the epoch that comes next."""
         while True:
+            self._runtime.advance()
             try:
-                lane.log.append(seq, count)
+                lane.recorder.record(seq, count)
                 return
             except LedgerClosed:
-                self._runtime.advance()
+                continue
 
     def _publish(self, lane: _Lane, seq: int, payload: np.ndarray) -> None:
         if self._volatile:
             self._keep_copy(lane, seq, payload, False)
-        rt = self._runtime
-
-        def attempt():  # the lane may have another channel after each attempt
-            return self._pump(lane) and lane.ring.try_send(seq, payload, rt.epoch)
-
-        if lane.backlog or not lane.ring.try_send(seq, payload, rt.epoch):
-            self._wait_credit(lane, attempt)
+        if lane.backlog or not lane.ring.try_send(seq, payload, self._job.epoch):
+            self._publish_later(lane, seq, payload)
         lane.sent_upto = seq
-        rt.job.wake(lane.dest)
+        lane.bell.ring()
+
+    def _publish_later(self, lane: _Lane, seq: int, payload: np.ndarray) -> None:
+        def attempt():  # the lane may have another channel after each attempt
+            return self._pump(lane) and lane.ring.try_send(seq, payload, self._job.epoch)
+
+        self._wait_credit(lane, attempt)
 
     def _publish_rows(self, lane: _Lane, first: int, rows: np.ndarray) -> None:
         if self._volatile:
@@ -224,7 +272,7 @@ class Sender:
         while done < len(rows):
             done += attempt() or self._wait_credit(lane, attempt)
             lane.sent_upto = first + done - 1
-            rt.job.wake(lane.dest)
+            lane.bell.ring()
 
     def _wait_credit(self, lane: _Lane, attempt: Callable[[], int]) -> int:
         what = f"credit of stream {self.stream!r} from rank {lane.dest}"
@@ -254,7 +302,7 @@ class Sender:
             again = self._again(lane, seq, count, lane.ring.is_batch(frame))
             lane.ring.rewrite(frame, again, self._runtime.epoch)
             self._runtime.note("healed", stream=self.stream, dest=lane.dest, seq=seq, count=count)
-            self._runtime.job.wake(lane.dest)
+            lane.bell.ring()
 
     def _again(self, lane: _Lane, seq: int, count: int, batch: bool) -> np.ndarray:
         if not batch:
@@ -300,7 +348,7 @@ class Sender:
             self._renew(lane)
             rt.note("aborted", stream=self.stream, dest=lane.dest, upto=upto)
             self._pump(lane)
-            rt.job.wake(lane.dest)
+            lane.bell.ring()
 
     def _renew(self, lane: _Lane) -> None:
         """Go on in a new channel, with all that the destination lacks."""
@@ -319,9 +367,9 @@ class Sender:
                 state = rt.stream_state(self.stream, rt.rank, lane.dest)
                 lane.have = _up_to(state.marks.copy(), state.delivered)
                 self._renew(lane)
-            lane.log = ledger.stream(SENT, self.stream, rt.rank, lane.dest)
+            lane.recorder.log = ledger.stream(SENT, self.stream, rt.rank, lane.dest)
             if self.last_seq is not None:
-                lane.log.finish(self.last_seq)
+                lane.recorder.log.finish(self.last_seq)
 
     def close(self) -> None:
         """Record the last number; receivers end after it. Does not wait for them."""
@@ -331,7 +379,7 @@ class Sender:
         for lane in self._lanes:
             while True:
                 try:
-                    lane.log.finish(self.last_seq)
+                    lane.recorder.log.finish(self.last_seq)
                     break
                 except LedgerClosed:
                     self._runtime.advance()

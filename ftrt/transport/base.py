@@ -13,16 +13,19 @@ class Frame(NamedTuple):
     """One verified frame as the receiver sees it.
 
     ``array`` is read-only and lies in the slot until the frame is released. With ``records`` its
-    first axis counts ``count`` messages, the first of which is ``seq``.
+    first axis counts ``count`` messages, the first of which is ``seq``. ``base`` is the array that
+    every view of ``array`` refers to, held beside it by the channel in one place alone; None if
+    ``array`` does not lie in a slot.
     """
 
     number: int
     seq: int
-    count: int
+    count: int  # type: ignore[assignment]  # of messages; tuple.count is not missed
     records: bool
     epoch: int
     array: np.ndarray
     verdict: Verdict
+    base: np.ndarray | None = None
 
 
 class SendChannel(Protocol):

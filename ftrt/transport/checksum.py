@@ -21,6 +21,7 @@ _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_I64, 8)
 _UNROLL = 4
 BLOCK = 64 * _UNROLL
+_AHEAD = 2048
 
 _BYTES = types.Array(types.uint8, 1, "C")
 _READONLY = types.Array(types.uint8, 1, "C", readonly=True)
@@ -57,6 +58,8 @@ def _add_block(builder, source, key, target=None, past_caches=False):
         if target is not None:
             where = builder.gep(target, [ir.Constant(_I64, 8 * part)])
             _store(builder, data, where, past_caches)
+            if not past_caches:
+                _prefetch_for_write(builder, where)
         mixed = builder.xor(data, builder.add(keys, offsets))
         low = builder.and_(mixed, _splat(0xFFFF_FFFF))
         product = builder.mul(low, builder.lshr(mixed, _splat(32)))
@@ -74,6 +77,16 @@ def _store(builder, data, target, past_caches):
     if past_caches:
         one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
         store.set_metadata("nontemporal", one)
+
+
+def _prefetch_for_write(builder, target):
+    """Ask for the line that will be written a while later: the reader's core still holds it."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    ahead = builder.gep(target, [ir.Constant(_I64, _AHEAD // 8)])
+    write, keep, data = (ir.Constant(number, n) for n in (1, 3, 1))
+    builder.call(call, [builder.bitcast(ahead, byte), write, keep, data])
 
 
 def _pointer(context, builder, array_type, array, index):

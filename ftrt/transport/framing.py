@@ -197,6 +197,7 @@ class FrameReader:
         self._next = 1
         self._next_seq = 0
         self._partial: np.ndarray | None = None
+        self._bases: list[np.ndarray | None] = [None] * area.slots
         self.counters = dict.fromkeys(("ok", "empty", "stale", "torn", "duplicate", "nacks"), 0)
 
     @property
@@ -225,12 +226,15 @@ class FrameReader:
                 return None
             array = whole.view(dtype).reshape(shape)
             array.flags.writeable = False
-            self._partial = None
+            self._partial = base = None
         else:
-            array = np.ndarray(shape, dtype, self.area.readonly, start)
+            base = np.ndarray(shape, dtype, self.area.readonly, start)
+            self._bases[self.area.index(number)] = base
+            array = base.view()
         self._next_seq = max(self._next_seq, seq + count)
         self.counters["ok" if verdict == Verdict.OK else "duplicate"] += 1
-        return Frame(number, seq, count, bool(flags & BATCH), ident >> 32, array, Verdict(verdict))
+        records, epoch = bool(flags & BATCH), ident >> 32
+        return Frame(number, seq, count, records, epoch, array, Verdict(verdict), base)
 
     def _assemble(self, start: int, size: int, dtype, shape, fragment: int) -> np.ndarray:
         if fragment == 0:

@@ -45,14 +45,20 @@ def decode(text: bytes) -> tuple[np.dtype, tuple[int, ...]]:
     return found
 
 
+def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Raise :class:`UsageError` if an array of this dtype and shape cannot travel."""
+    if dtype.hasobject:
+        raise UsageError(
+            f"an array of dtype {dtype} holds Python objects; send numbers, or pickle it into bytes"
+        )
+    encode(dtype, shape)
+
+
 def as_array(value) -> np.ndarray:
     """``value`` as a C-contiguous array that can travel."""
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if array.dtype.hasobject:
-        raise UsageError(
-            f"an array of dtype {array.dtype} holds Python objects; "
-            "send numbers, or pickle it into bytes"
-        )
+        check(array.dtype, array.shape)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
     return array

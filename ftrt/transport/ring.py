@@ -7,27 +7,18 @@ it. Frames are numbered from 1; frame ``f`` lies in slot ``(f - 1) % slots``.
 from __future__ import annotations
 
 import os
-from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ftrt import atomics
 from ftrt.errors import Fenced, FtrtError, InvariantBroken, UsageError
 from ftrt.transport import layout, meta
+from ftrt.transport import ring_kernels as rk
 from ftrt.transport.base import Frame
 from ftrt.transport.layout import FRAME_BITS, FRAME_MASK, PAGE
 from ftrt.transport.ring_admin import flip_bits, retire_receiver, seal_sender
-from ftrt.transport.slots import (
-    BATCH,
-    FRAGMENT,
-    MORE,
-    PREFIX_BYTES,
-    STREAM_FROM,
-    Verdict,
-    publish,
-    verify,
-)
+from ftrt.transport.slots import BATCH, FRAGMENT, MORE, PREFIX_BYTES, STREAM_FROM, Verdict
 
 __all__ = ["RecvRing", "RingRetired", "SendRing", "flip_bits", "retire_receiver", "seal_sender"]
 
@@ -43,9 +34,25 @@ class _Sent(NamedTuple):
     """What the sender remembers of a frame, to write it again."""
 
     seq: int
-    count: int
-    flags: int
-    fragment: int
+    tally: int
+    part: int
+
+
+class _Known:
+    """A dtype and shape as the kernels know them; what they point to is kept alive here."""
+
+    def __init__(self) -> None:
+        self.words = np.zeros(rk.KNOWN, np.int64)
+        self._kept: tuple = ()
+
+    def describe(self, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+        text, size = meta.encode(dtype, shape)
+        self._kept = (dtype, text)
+        words = self.words
+        words[rk.K_DESCR], words[rk.K_ITEM] = id(dtype), dtype.itemsize
+        words[rk.K_META], words[rk.K_META_SIZE] = text.ctypes.data, size
+        words[rk.K_NDIM] = len(shape)
+        words[rk.K_DIMS : rk.K_DIMS + len(shape)] = shape
 
 
 class SendRing:
@@ -55,13 +62,25 @@ class SendRing:
         self._map = ring
         self._words = ring.words
         self._slots = ring[layout.W_SLOTS]
-        self._stride = ring.stride_words
         self._stream = ring[layout.W_STREAM]
         self.slot_bytes = ring[layout.W_SLOT_BYTES]
         self.path = ring.path
-        self._sent = 0
-        self._released = 0
-        self._history: deque[_Sent] = deque(maxlen=self._slots)
+        self._epoch = -1
+        self._one, self._row = _Known(), _Known()
+        self._one_words, self._row_words = self._one.words, self._row.words
+        self._records = np.zeros(self._slots * rk.RECORD_WORDS, np.int64)
+        self._state = np.zeros(rk.SEND_STATE, np.int64)
+        self._view = memoryview(self._state.data)
+        for field, value in (
+            (rk.S_WORDS, ring.words.ctypes.data),
+            (rk.S_LENGTH, ring.words.size),
+            (rk.S_SLOTS, self._slots),
+            (rk.S_STRIDE, ring.stride_words),
+            (rk.S_SLOT_BYTES, self.slot_bytes),
+            (rk.S_RECORDS, self._records.ctypes.data),
+            (rk.S_PAST_CACHES, STREAM_FROM),
+        ):
+            self._state[field] = value
 
     @classmethod
     def create(
@@ -105,61 +124,92 @@ class SendRing:
     @property
     def frames_sent(self) -> int:
         """Number of the last frame published."""
-        return self._sent
+        return self._view[rk.S_SENT]
 
     @property
     def frames_released(self) -> int:
         """Frames that the receiver has given back."""
-        self._released = atomics.load(self._words, layout.W_RELEASED) & FRAME_MASK
-        return self._released
+        return atomics.load(self._words, layout.W_RELEASED) & FRAME_MASK
 
     @property
     def free_slots(self) -> int:
         """Frames that could be sent now."""
-        return self._slots - self._sent + self.frames_released
+        return self._slots - self.frames_sent + self.frames_released
 
     def try_send(self, seq: int, array, epoch: int) -> bool:
         """Send one message of any shape and dtype; False if there is no credit for all of it."""
-        array = meta.as_array(array)
-        size = array.nbytes
-        needed = 1 if size <= self.slot_bytes else -(-size // self.slot_bytes)
-        if not self._has_credit(needed):
-            return False
-        if needed == 1:
-            self._put(_Sent(seq, 1, 0, 0), array, meta.octets(array), epoch)
-            return True
-        for fragment in range(needed):
-            flags = FRAGMENT | (MORE if fragment + 1 < needed else 0)
-            self._put_fragment(_Sent(seq, 1, flags, fragment), array, epoch)
-        return True
+        if epoch != self._epoch:
+            self._enter(epoch)
+        status = rk.UNKNOWN
+        if type(array) is np.ndarray:  # the kernel looks into the object: it must be one
+            status = _send_one(self._state, self._one_words, array, seq)
+        if status == rk.UNKNOWN:
+            array = meta.as_array(array)
+            self._one.describe(array.dtype, array.shape)
+            if array.nbytes > self.slot_bytes:
+                return self._try_fragments(seq, array)
+            status = _send_one(self._state, self._one_words, array, seq)
+        if status < 0:
+            self._raise_sealed()
+        return status > 0
 
     def try_send_batch(self, first_seq: int, records, epoch: int) -> int:
         """Send the rows of ``records`` as messages; how many were taken.
 
         A frame carries as many rows as its slot holds, under one checksum.
         """
-        records = meta.as_array(records)
+        if epoch != self._epoch:
+            self._enter(epoch)
+        status = rk.UNKNOWN
+        if type(records) is np.ndarray and records.ndim:
+            status = _send_rows(self._state, self._row_words, records, 0, first_seq)
+        if status == rk.UNKNOWN:
+            records = meta.as_array(records)
+            self._check_rows(records)
+            self._row.describe(records.dtype, records.shape[1:])
+            status = _send_rows(self._state, self._row_words, records, 0, first_seq)
+        if status < 0:
+            self._raise_sealed()
+        return status
+
+    def _check_rows(self, records: np.ndarray) -> None:
         if records.ndim < 1:
             raise UsageError("a batch needs an array whose first axis counts the records")
-        rows = len(records)
-        row_bytes = records.nbytes // rows if rows else 0
+        row_bytes = records.nbytes // len(records) if len(records) else 0
         if row_bytes > self.slot_bytes:
             raise UsageError(
                 f"records of {row_bytes} bytes do not fit into slots of "
                 f"{self.slot_bytes}: send them one by one"
             )
-        step = min(rows, self.slot_bytes // row_bytes) if row_bytes else rows
-        done = 0
-        while done < rows and self._has_credit(1):
-            part = records[done : done + step]
-            sent = _Sent(first_seq + done, len(part), BATCH, 0)
-            self._put(sent, part, meta.octets(part), epoch)
-            done += len(part)
-        return done
+
+    def _try_fragments(self, seq: int, array: np.ndarray) -> bool:
+        total = -(-array.nbytes // self.slot_bytes)
+        if total > self._slots:
+            raise UsageError(
+                f"a message of {array.nbytes} bytes cannot pass a ring of {self._slots} slots of "
+                f"{self.slot_bytes} bytes: slot_bytes={-(-array.nbytes // self._slots)} is the "
+                f"least that works, or window={total}"
+            )
+        if atomics.load(self._words, layout.W_SEALED):
+            self._raise_sealed()
+        if self.free_slots < total:
+            return False
+        for fragment in range(total):
+            flags = FRAGMENT | (MORE if fragment + 1 < total else 0)
+            sent = _Sent(seq, 1 << 32 | flags, fragment << 32 | total)
+            self._put(sent, self._one, array, 0)
+        return True
+
+    def _enter(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._state[rk.S_IDENT] = epoch << 32 | self._stream
+
+    def _raise_sealed(self) -> None:
+        raise RingRetired(f"{self.path}: the sender's end was sealed")
 
     def close(self, last_seq: int) -> None:
         """Say that ``last_seq`` was the last message (first seq - 1 if there was none)."""
-        atomics.store(self._words, layout.W_CLOSED_FRAMES, self._sent)
+        atomics.store(self._words, layout.W_CLOSED_FRAMES, self.frames_sent)
         atomics.store(self._words, layout.W_CLOSED, last_seq + 2)
 
     def nacked(self) -> int | None:
@@ -172,81 +222,47 @@ class SendRing:
 
     def count_of(self, frame: int) -> int:
         """Number of messages in a frame that was sent and not overwritten since."""
-        return self._record(frame).count
+        return self._record(frame).tally >> 32
 
     def is_batch(self, frame: int) -> bool:
         """Whether a frame that was sent carries records rather than one message."""
-        return bool(self._record(frame).flags & BATCH)
+        return bool(self._record(frame).tally & BATCH)
 
     @property
     def oldest_seq_held(self) -> int:
         """First seq of the oldest frame not given back; one past the last seq if there is none."""
-        frame = self.frames_released + 1
-        if frame <= self._sent:
+        frame, last = self.frames_released + 1, self.frames_sent
+        if frame <= last:
             return self._record(frame).seq
-        if not self._history:
-            return 1
-        return self._history[-1].seq + self._history[-1].count
+        return self._record(last).seq + self.count_of(last) if last else 1
 
     def rewrite(self, frame: int, array, epoch: int) -> None:
         """Heal a frame: ``array`` is a pristine copy of its whole message, or of its records."""
         if self.nacked() != frame:
             raise UsageError(f"frame {frame} was not asked for again: its reader may be using it")
         if atomics.load(self._words, layout.W_SEALED):
-            raise RingRetired(f"{self.path}: the sender's end was sealed")
-        sent = self._record(frame)
-        array = meta.as_array(array)
-        if sent.flags & FRAGMENT:
-            self._put_fragment(sent, array, epoch, frame)
-        else:
-            self._put(sent, array, meta.octets(array), epoch, frame)
+            self._raise_sealed()
+        sent, array = self._record(frame), meta.as_array(array)
+        self._enter(epoch)
+        known, shape = self._one, array.shape
+        if sent.tally & BATCH:
+            known, shape = self._row, shape[1:]
+        known.describe(array.dtype, shape)
+        self._put(sent, known, array, frame)
         self._map.swap(layout.W_NACK, frame, 0)
 
+    def _put(self, sent: _Sent, known: _Known, array: np.ndarray, frame: int) -> None:
+        """Write one frame of ``array``: the next one (0), or ``frame`` again."""
+        start = (sent.part >> 32) * self.slot_bytes
+        size = min(array.nbytes - start, self.slot_bytes)
+        rk.put_part(self._state, known.words, array, start, size, *sent, frame)
+
     def _record(self, frame: int) -> _Sent:
-        age = self._sent - frame
-        if not 0 <= age < len(self._history):
-            raise UsageError(f"frame {frame} is not among the last {len(self._history)} sent")
-        return self._history[-1 - age]
-
-    def _has_credit(self, needed: int) -> bool:
-        if needed > self._slots:
-            raise UsageError(
-                f"a message of {needed} fragments cannot pass a ring of {self._slots} "
-                f"slots of {self.slot_bytes} bytes: ask for more or larger slots"
-            )
-        if atomics.load(self._words, layout.W_SEALED):
-            raise RingRetired(f"{self.path}: the sender's end was sealed")
-        if self._slots - self._sent + self._released >= needed:
-            return True
-        return self.free_slots >= needed
-
-    def _put_fragment(self, sent: _Sent, array, epoch: int, frame: int = 0) -> None:
-        start = sent.fragment * self.slot_bytes
-        part = meta.octets(array)[start : start + self.slot_bytes]
-        total = -(-array.nbytes // self.slot_bytes)
-        self._put(sent, array, part, epoch, frame, total)
-
-    def _put(self, sent: _Sent, array, payload, epoch: int, frame: int = 0, total: int = 1) -> None:
-        """Write one frame: the next one, or ``frame`` again."""
-        words, meta_size = meta.encode(array.dtype, array.shape)
-        number = frame or self._sent + 1
-        publish(
-            self._words,
-            _PAGE_WORDS + ((number - 1) % self._slots) * self._stride,
-            number,
-            epoch << 32 | self._stream,
-            sent.seq,
-            payload,
-            words,
-            meta_size,
-            sent.count << 32 | sent.flags,
-            sent.fragment << 32 | total,
-            len(payload) >= STREAM_FROM,
-        )
-        if not frame:
-            self._sent = number
-            self._history.append(sent)
-            atomics.store(self._words, layout.W_SENT, number)
+        age = self.frames_sent - frame
+        if not 0 <= age < self._slots or frame < 1:
+            raise UsageError(f"frame {frame} is not among the last {self._slots} sent")
+        at = (frame - 1) % self._slots * rk.RECORD_WORDS
+        return _Sent(*self._records[at : at + rk.RECORD_WORDS].tolist())
 
 
 class RecvRing:
@@ -260,10 +276,10 @@ class RecvRing:
         self._slots = ring[layout.W_SLOTS]
         self._capacity = ring[layout.W_SLOT_BYTES]
         self._stride = ring.stride_words
-        self._stream = ring[layout.W_STREAM]
-        self._generation = generation
         self._next = next_frame
-        self._next_seq = 0
+        self._version = 0
+        self._dtype, self._shape = np.dtype(np.uint8), (0,)
+        self._views: list = [(0, 0, None)] * self._slots
         self._asked = ring[layout.W_NACK]
         self._partial: np.ndarray | None = None
         self.path = ring.path
@@ -272,6 +288,20 @@ class RecvRing:
         self.dest = ring[layout.W_DEST]
         self.first_seq = ring[layout.W_FIRST_SEQ]
         self.counters = dict.fromkeys(("ok", "empty", "stale", "torn", "duplicate", "nacks"), 0)
+        self._state = np.zeros(rk.RECV_STATE, np.int64)
+        for field, value in (
+            (rk.R_WORDS, ring.words.ctypes.data),
+            (rk.R_LENGTH, ring.words.size),
+            (rk.R_SLOTS, self._slots),
+            (rk.R_STRIDE, self._stride),
+            (rk.R_CAPACITY, self._capacity),
+            (rk.R_NEXT, next_frame),
+            (rk.R_STREAM, ring[layout.W_STREAM]),
+            (rk.R_MIN_EPOCH, self.min_epoch),
+            (rk.R_GENERATION, generation),
+            (rk.R_META_SIZE, -1),
+        ):
+            self._state[field] = value
 
     @classmethod
     def attach(
@@ -309,25 +339,55 @@ class RecvRing:
             if self._asked == self._next:
                 return None
         while True:
-            at = _PAGE_WORDS + ((self._next - 1) % self._slots) * self._stride
-            verdict = verify(
-                self._words,
-                self._octets,
-                at,
-                self._next,
-                self._stream,
-                self.min_epoch,
-                self._next_seq,
-                self._capacity,
+            status, seq, size, tally, part, epoch, changed = _take(self._state)
+            if status > _DUPLICATE:
+                self.counters["empty"] += 1
+                return None
+            if status != _OK and status != _DUPLICATE:
+                self._refuse(status)
+                return None
+            if changed:
+                self._read_meta(part >> 48 & 0xFFFF)
+            number, flags, count = self._next, tally & 0xFFFF_FFFF, tally >> 32
+            self._next = number + 1
+            if flags & FRAGMENT:
+                base = self._assemble(number, size, part >> 32 & 0xFFFF, flags & MORE)
+                if base is None:
+                    continue
+                slot_base = None
+            else:
+                slot = (number - 1) % self._slots
+                version, rows, base = self._views[slot]
+                if version != self._version or rows != (count if flags else 0):
+                    base = self._view(slot, count if flags else 0)
+                slot_base = base
+            self.counters["ok" if status == _OK else "duplicate"] += 1
+            return _new_frame(
+                Frame,
+                (
+                    number,
+                    seq,
+                    count,
+                    flags == BATCH,
+                    epoch,
+                    base.view(),
+                    _VERDICTS[status],
+                    slot_base,
+                ),
             )
-            if verdict != _OK and verdict != _DUPLICATE:
-                self._refuse(verdict, at)
-                return None
-            if not self.admits(self._next):
-                return None
-            frame = self._take(at, verdict)
-            if frame is not None:
-                return frame
+
+    def _read_meta(self, size: int) -> None:
+        text = self._state[rk.R_META :].tobytes()[:size]
+        self._dtype, self._shape = meta.decode(text)
+        self._version += 1
+
+    def _view(self, slot: int, rows: int) -> np.ndarray:
+        """The array that lies in a slot; every view of it has it as its base."""
+        shape = (rows, *self._shape) if rows else self._shape
+        start = PAGE + slot * self._stride * 8 + PREFIX_BYTES
+        base: Any = np.ndarray(shape, self._dtype, self._readonly, start)
+        self._views[slot] = (self._version, rows, base)
+        return base
 
     def admits(self, number: int) -> bool:
         """Whether a frame counts: the sender's end is not sealed, or sealed behind it."""
@@ -338,15 +398,8 @@ class RecvRing:
         """Give back all frames up to ``number``; fails if another receiver took over."""
         if number >= self._next:
             raise UsageError(f"frame {number} was not read yet")
-        while True:
-            word = self._map[layout.W_RELEASED]
-            if word >> FRAME_BITS != self._generation:
-                raise RingRetired(f"{self.path}: another receiver took over")
-            if number <= word & FRAME_MASK:
-                return
-            desired = self._generation << FRAME_BITS | number
-            if self._map.swap(layout.W_RELEASED, word, desired) == word:
-                return
+        if not _release(self._state, number):
+            raise RingRetired(f"{self.path}: another receiver took over")
 
     @property
     def slots(self) -> int:
@@ -375,8 +428,9 @@ class RecvRing:
         sealed = self._map[layout.W_SEALED]
         return bool(sealed) and self._next >= sealed
 
-    def _refuse(self, verdict: int, at: int) -> None:
+    def _refuse(self, verdict: int) -> None:
         """Count why a frame cannot be read, and ask for it again if it is damaged."""
+        at = _PAGE_WORDS + ((self._next - 1) % self._slots) * self._stride
         published = atomics.load(self._words, at)
         expected = (0, self._next, self._next - self._slots)
         if verdict == _EMPTY and (published in expected or self._next <= self._slots):
@@ -392,32 +446,23 @@ class RecvRing:
     def _overrun(self) -> bool:
         return self._map[layout.W_RELEASED] & FRAME_MASK >= self._next
 
-    def _take(self, at: int, verdict: int) -> Frame | None:
-        """Build the frame at ``at`` and move on; None for a fragment that is not the last."""
-        _, ident, seq, size, _, tally, part, _ = self._words[at : at + 8].tolist()
-        number, flags, count = self._next, tally & 0xFFFF_FFFF, tally >> 32
-        start = at * 8 + 64
-        dtype, shape = meta.decode(self._readonly[start : start + (part >> 48)].tobytes())
-        self._next = number + 1
-        start = at * 8 + PREFIX_BYTES
-        if flags & FRAGMENT:
-            array = self._assemble(start, size, dtype, shape, part >> 32 & 0xFFFF)
-            if flags & MORE:
-                return None
-            array = array.view(dtype).reshape(shape)
-            array.flags.writeable = False
-            self._partial = None
-        else:
-            array = np.ndarray(shape, dtype, self._readonly, start)
-        self._next_seq = max(self._next_seq, seq + count)
-        self.counters["ok" if verdict == _OK else "duplicate"] += 1
-        return Frame(number, seq, count, bool(flags & BATCH), ident >> 32, array, Verdict(verdict))
-
-    def _assemble(self, start: int, size: int, dtype, shape, fragment: int) -> np.ndarray:
+    def _assemble(self, number: int, size: int, fragment: int, more: int) -> np.ndarray | None:
+        """Add a fragment to its message; the message, once it is complete."""
         if fragment == 0:
-            self._partial = np.empty(int(np.prod(shape)) * dtype.itemsize, np.uint8)
+            self._partial = np.empty(int(np.prod(self._shape)) * self._dtype.itemsize, np.uint8)
         if self._partial is None:
             raise InvariantBroken(f"{self.path}: a series of fragments begins at {fragment}")
+        start = PAGE + ((number - 1) % self._slots) * self._stride * 8 + PREFIX_BYTES
         offset = fragment * self._capacity
         self._partial[offset : offset + size] = self._octets[start : start + size]
-        return self._partial
+        if more:
+            return None
+        whole, self._partial = self._partial.view(self._dtype).reshape(self._shape), None
+        whole.flags.writeable = False
+        return whole
+
+
+_send_one, _send_rows = rk.send_one, rk.send_rows
+_take, _release = rk.take, rk.release
+_new_frame = tuple.__new__
+_VERDICTS = tuple(Verdict)

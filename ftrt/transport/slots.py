@@ -29,7 +29,8 @@ PREFIX_BYTES = HEADER_BYTES + META_BYTES
 PREFIX_WORDS = PREFIX_BYTES // 8
 _META_WORD = HEADER_BYTES // 8
 _META_SEED = 0x4D45_5441
-STREAM_FROM = 1 << 14
+#: From this size on payloads are stored past the caches, where they would not fit anyway.
+STREAM_FROM = 4 << 20
 
 BATCH = 1
 FRAGMENT = 2
@@ -81,7 +82,18 @@ def seed_of(seq, fragment):
     return seq + (fragment << _U64(48))
 
 
-def _publish(words, at, frame, ident, seq, payload, meta, meta_size, tally, part, past_caches):
+@njit(
+    [
+        types.void(
+            *(_WORDS, _INT, _U64, _U64, _U64, types.Array(types.uint8, 1, "C", readonly=readonly)),
+            *(_WORDS, _INT, _U64, _U64, types.boolean),
+        )
+        for readonly in (False, True)
+    ],
+    cache=True,
+    nogil=True,
+)
+def publish(words, at, frame, ident, seq, payload, meta, meta_size, tally, part, past_caches):
     """Write one whole slot at word ``at`` and publish it as ``frame``.
 
     ``ident`` is header word 1, ``tally`` word 5, ``part`` the low 48 bits of word 6.
@@ -101,28 +113,6 @@ def _publish(words, at, frame, ident, seq, payload, meta, meta_size, tally, part
     words[at + 7] = _header_check(words, at, frame)
     store_release(words, at, frame)
     fence()  # whoever rings a bell next must not be seen before the frame
-
-
-publish = njit(
-    [
-        types.void(
-            _WORDS,
-            _INT,
-            _U64,
-            _U64,
-            _U64,
-            types.Array(types.uint8, 1, "C", readonly=readonly),
-            _WORDS,
-            _INT,
-            _U64,
-            _U64,
-            types.boolean,
-        )
-        for readonly in (False, True)
-    ],
-    cache=True,
-    nogil=True,
-)(_publish)
 
 
 @njit(_INT(_WORDS, _INT, _U64, _U64, _U64, _U64, _INT), cache=True)

@@ -54,7 +54,7 @@ def test_seal_is_final_and_shuts_out_the_sender(tmp_path):
     assert seal_sender(tmp_path / "r") == sealed
     with pytest.raises(RingRetired):
         sender.try_send(14, np.arange(3), 1)
-    sender._put(sender._record(2), np.arange(3), np.zeros(24, np.uint8), 1)  # a zombie's late frame
+    sender._put(sender._record(2), sender._one, np.arange(3), 0)  # a zombie's late frame
     assert seal_sender(tmp_path / "r") == sealed
     assert receiver.poll().number == 2
     assert receiver.poll() is None and receiver.exhausted
@@ -119,7 +119,7 @@ def test_frames_of_an_older_epoch_or_another_stream_are_stale(tmp_path):
     assert receiver.counters["stale"] == 1
     sender.rewrite(1, np.array(1), 5)
     assert receiver.poll().epoch == 5
-    sender._stream = 8
+    sender._stream, sender._epoch = 8, -1
     sender.try_send(1, np.array(1), 5)
     assert receiver.poll() is None
     assert receiver.counters["stale"] == 2
