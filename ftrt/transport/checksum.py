@@ -10,9 +10,8 @@ from __future__ import annotations
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
-from ftrt.atomics import fence
+from ftrt.atomics import fence, intrinsic
 
 STEP = 0x9E37_79B9_7F4A_7C15
 _MIX = 0xD6E8_FEB8_6659_FD93

@@ -278,7 +278,8 @@ class RecvRing:
         self._stride = ring.stride_words
         self._next = next_frame
         self._version = 0
-        self._dtype, self._shape = np.dtype(np.uint8), (0,)
+        self._dtype = np.dtype(np.uint8)
+        self._shape: tuple[int, ...] = (0,)
         self._views: list = [(0, 0, None)] * self._slots
         self._asked = ring[layout.W_NACK]
         self._partial: np.ndarray | None = None
