@@ -55,7 +55,7 @@ def main() -> None:
 )
 @click.option(
     "--stable",
-    type=click.Choice(["process"]),
+    type=click.Choice(["process", "power"]),
     default="process",
     show_default=True,
     help="The failure that an acknowledged effect survives.",

@@ -28,6 +28,7 @@ from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory
 from ftrt.host.health import Health
 from ftrt.host.inject import Schedule
 from ftrt.host.watch import Watch
+from ftrt.ledger.pool import remove_leftovers
 from ftrt.ledger.record import create_record, latest_epoch, read_record
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
@@ -353,6 +354,7 @@ class Agent:
                 self.watch.send(process, signal.SIGKILL)
         self.ledgers.discard_blanks()
         shutil.rmtree(self.directory, ignore_errors=True)
+        remove_leftovers(self.config.ledger, self.config.job)
 
 
 def _told_to_end(signum: int, frame: object) -> None:

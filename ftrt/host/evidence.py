@@ -13,7 +13,7 @@ from ftrt.errors import LedgerError
 from ftrt.ledger import seal as sealing
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.layout import CONSUMED
-from ftrt.ledger.pool import LedgerPool
+from ftrt.ledger.pool import LedgerPool, remove_leftovers
 from ftrt.runtime.config import Config
 from ftrt.transport.layout import RingMap
 from ftrt.transport.ring_admin import retire_receiver, seal_sender
@@ -35,6 +35,7 @@ class Ledgers:
             if int(path.name[1:7]) > epoch:
                 path.unlink(missing_ok=True)
         self.discard_blanks()
+        remove_leftovers(self._config.ledger, self._config.job)
 
     def prepare(self, epoch: int) -> None:
         """Make and map the ledgers of ``epoch`` for every rank; done already: no work."""
@@ -47,7 +48,7 @@ class Ledgers:
                     self._pool.claim(
                         epoch, rank, 0, job=config.job, attempt=config.attempt, incarnation=0
                     )
-                closer = sealing.RankCloser(config.ledger, epoch, rank)
+                closer = sealing.RankCloser(config.ledger, epoch, rank, config.attempt)
                 self._closers[epoch, rank] = closer
 
     def prepare_later(self, epoch: int, with_state: list[int]) -> None:
@@ -75,7 +76,9 @@ class Ledgers:
         with self._lock:
             for rank in ranks:
                 if (epoch, rank) not in self._closers:
-                    closer = sealing.RankCloser(self._config.ledger, epoch, rank)
+                    closer = sealing.RankCloser(
+                        self._config.ledger, epoch, rank, self._config.attempt
+                    )
                     self._closers[epoch, rank] = closer
 
     def forget_before(self, epoch: int) -> None:

@@ -163,6 +163,8 @@ class _Job:
         }
         if "FTRT_SHM" in os.environ:
             settings["FTRT_SHM"] = os.environ["FTRT_SHM"]
+        if interval := os.environ.get("FTRT_SYNC_INTERVAL_S"):
+            settings["FTRT_SYNC_INTERVAL_S"] = interval
         if options.stall_timeout_s is not None:
             settings["FTRT_STALL_TIMEOUT_S"] = str(options.stall_timeout_s)
         if options.evict_timeout_s is not None:
@@ -237,9 +239,10 @@ def _audit(directory: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _ledger(directory: Path, job: str, options: Options) -> Iterator[None]:
     """Make the directory the job's own and hold it for as long as the job runs."""
+    from ftrt.ledger.pool import remove_leftovers
     from ftrt.ledger.record import check_directory, create_job, lock_directory
 
-    check_directory(directory)
+    check_directory(directory, stable=options.stable)
     with lock_directory(directory):
         check_directory(directory, job)
         create_job(
@@ -255,4 +258,7 @@ def _ledger(directory: Path, job: str, options: Options) -> Iterator[None]:
             },
         )
         (directory / "run").mkdir(exist_ok=True)
-        yield
+        try:
+            yield
+        finally:
+            remove_leftovers(directory, job)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import LedgerDamaged, LedgerError
-from . import layout, record, runs, seal
+from . import durable, layout, record, runs, seal
 from .segment import Segment
 
 _SEGMENT = re.compile(r"e(\d{6,})-r(\d{4,})-s(\d{3,})\.h5")
@@ -105,9 +105,9 @@ def _gather(directory: Path) -> list[tuple[int, list]]:
         gathered.append((epoch, _decode(path, dict(sealed), job)))
     for path in sorted(directory.glob("e*-s*.h5")):
         name = _SEGMENT.fullmatch(path.name)
-        if name is None or path.name in seals or _is_void(path, name, numbers):
-            continue
-        gathered.append((int(name[1]), _decode(path, None, job)))
+        if name is None or path.name in seals or (numbers and numbers[-1] > int(name[1])):
+            continue  # the last: its epoch ended without it
+        gathered.append((int(name[1]), _decode_live(path, name, job)))
     return gathered
 
 
@@ -128,27 +128,30 @@ def _seals(directory: Path, numbers: list[int], job: str | None) -> dict[str, di
     return seals
 
 
-def _is_void(path: Path, name: re.Match, numbers: list[int]) -> bool:
-    """Whether nothing in an unsealed segment counts: its epoch ended without it."""
-    epoch, rank, segment = (int(group) for group in name.groups())
-    if numbers and numbers[-1] > epoch:
-        return True
-    if segment == 0:
-        return False
+def _decode_live(path: Path, name: re.Match, job: str | None) -> list:
+    """What counts of a segment that no record seals."""
+    epoch, rank, number = (int(group) for group in name.groups())
     first = path.with_name(layout.segment_name(epoch, rank, 0))
     if not first.exists():
         raise LedgerDamaged(f"{first}: is missing, {path.name} continues it")
-    control = int(Segment(first, write=False).header["control"]) & ~layout.CLOSED
-    return segment >= control
+    begin = _open(first, job)
+    mark = durable.cut_for_reader(begin, path.parent)
+    control = int(begin.header["control"]) & ~layout.CLOSED
+    if number >= (mark["segments"] if mark else control):
+        return []
+    segment = _open(path, job)
+    return seal.streams_at(segment, mark) if mark else seal.read_streams(segment)
 
 
-def _decode(path: Path, sealed: dict | None, job: str | None) -> list:
+def _decode(path: Path, sealed: dict, job: str | None) -> list:
+    return seal.sealed_streams(_open(path, job), sealed)
+
+
+def _open(path: Path, job: str | None) -> Segment:
     segment = Segment(path, write=False)
     if job is not None:
         segment.check_job(job)
-    if sealed is None:
-        return seal.read_streams(segment)
-    return seal.sealed_streams(segment, sealed)
+    return segment
 
 
 def _report(streams: dict[tuple, _Stream], epochs: set) -> dict:

@@ -296,13 +296,30 @@ class Ledger:
         cursor = self._cursors.get((segment, stream))
         return epoch == self.epoch and cursor is not None and cursor[commit.EVENTS] >= event
 
-    def sync(self) -> None:
-        """Write all segments to stable storage; after a commit in the power class."""
+    @property
+    def first_segment(self) -> Segment:
+        """The segment whose header speaks for the whole ledger."""
+        return self._parts[0].segment
+
+    def snapshot(self) -> list[list[int]]:
+        """``[segment, stream index, head, last]`` of every stream, all of one instant.
+
+        Heads only grow, so two readings that agree are what there was between them.
+        """
+        with self._lock:
+            seen, again = self._heads(), self._heads()
+            while seen != again:
+                seen, again = again, self._heads()
+        return seen
+
+    def _heads(self) -> list[list[int]]:
+        found = []
         for part in self._parts:
-            try:
-                part.segment.sync()
-            except OSError as error:
-                raise LedgerError(f"{part.segment.path}: cannot be synced: {error}") from error
+            heads = part.segment.streams["head"][: part.streams].tolist()
+            lasts = part.segment.streams["last"][: part.streams].tolist()
+            for index, (head, last) in enumerate(zip(heads, lasts, strict=True)):
+                found.append([part.number, index, head & ~CLOSED, last])
+        return found
 
     def close(self) -> None:
         """End the ledger: nothing can be committed any more."""
@@ -344,6 +361,6 @@ class Ledger:
 
 def _own(segment: Segment) -> Segment:
     """Become the one writer of a segment, which may have been claimed for us (incarnation 0)."""
-    if int(atomics.swap_if(segment.whole, segment.at_control + 1, 0, 1)) != 0:
+    if int(atomics.swap_if(segment.whole, segment.owned_index, 0, 1)) != 0:
         raise LedgerError(f"{segment.path}: another process writes it already")
     return segment

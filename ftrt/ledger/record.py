@@ -50,7 +50,8 @@ def _publish(path: Path, record: dict, durable: bool) -> bool:
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written: {error.strerror}") from error
     if durable:
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
+        sync_directory(path.parent.parent)  # which may have got the parent just now
     return True
 
 
@@ -95,13 +96,36 @@ def _link_temporary(path: Path, text: bytes, durable: bool) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def replace_file(path: Path, record: dict) -> None:
+    """Put ``record`` in the place of what is there, on stable storage when this returns."""
+    temporary = path.with_name(f".tmp-{uuid.uuid4().hex}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(_with_check({"format": layout.VERSION, **record}))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be written ({error.strerror})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+
+
 def _plain(value):
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"a record cannot hold {type(value).__name__}")
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -109,7 +133,8 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _read(path: Path) -> dict:
+def read_file(path: Path) -> dict:
+    """A file that this module wrote; LedgerDamaged if it is not what was written."""
     try:
         text = path.read_bytes()
         record = json.loads(text)
@@ -143,9 +168,31 @@ def create_record(directory, record: dict, durable: bool = False) -> bool:
     record : dict
         Must have ``epoch``; ``format`` and ``check`` are added.
     durable : bool
-        On stable storage before it is visible, for the power class.
+        On stable storage before it is visible, and everything that it refers to before that: for
+        the power class.
     """
+    if durable:
+        _sync_content(Path(directory), record)
     return _publish(record_path(directory, record["epoch"]), record, durable)
+
+
+def _sync_content(directory: Path, record: dict) -> None:
+    """Sync what a record seals, where its states lie, and the ledgers of its epoch."""
+    names = {sealed["file"] for sealed in record.get("seals", ())}
+    names |= {entry["file"] for states in record.get("states", {}).values() for entry in states}
+    names |= {path.name for path in directory.glob(f"e{record['epoch']:06d}-*.h5")}
+    name = ""
+    try:
+        for name in sorted(names):
+            descriptor = os.open(directory / name, os.O_RDONLY)
+            try:
+                os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+        name = "."
+        sync_directory(directory)
+    except OSError as error:
+        raise LedgerError(f"{directory / name}: cannot be synced: {error.strerror}") from error
 
 
 def read_record(directory, epoch: int) -> dict:
@@ -156,7 +203,7 @@ def read_record(directory, epoch: int) -> dict:
     LedgerDamaged
         It is missing, of a newer format, or does not fit its check.
     """
-    record = _read(record_path(directory, epoch))
+    record = read_file(record_path(directory, epoch))
     if record.get("epoch") != epoch:
         path = record_path(directory, epoch)
         raise LedgerDamaged(f"{path}: is the record of epoch {record.get('epoch')}")
@@ -176,12 +223,12 @@ def latest_epoch(directory) -> int | None:
 
 def create_job(directory, job: dict) -> bool:
     """Write ``job.json``; must have ``job`` (UUID). False if there is one already."""
-    return _publish(Path(directory) / "job.json", job, False)
+    return _publish(Path(directory) / "job.json", job, job.get("stable") == "power")
 
 
 def read_job(directory) -> dict:
     """The job that a ledger directory belongs to."""
-    return _read(Path(directory) / "job.json")
+    return read_file(Path(directory) / "job.json")
 
 
 def lock_directory(directory):
@@ -210,7 +257,9 @@ def lock_directory(directory):
     return handle
 
 
-def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20) -> None:
+def check_directory(
+    directory, job: str | None = None, need_bytes: int = 1 << 20, stable: str = "process"
+) -> None:
     """Raise LedgerError, with what to do, unless the directory can hold this job's ledger.
 
     Parameters
@@ -221,6 +270,8 @@ def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20
         UUID of the job that wants it; another job's directory is refused.
     need_bytes : int
         Space that must be free.
+    stable : str
+        Class that the job wants; one that the file system cannot give is refused.
     """
     directory = Path(directory)
     probe = directory / f".probe-{uuid.uuid4().hex}"
@@ -233,6 +284,11 @@ def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20
     finally:
         with contextlib.suppress(OSError):  # it may never have been made; that is being raised
             probe.unlink(missing_ok=True)
+    if stable == "power" and (kind := _file_system(directory)) in _IN_MEMORY:
+        raise LedgerError(
+            f"{directory}: is in memory ({kind}), which no power cut leaves; choose a directory on "
+            "a disk, or --stable process"
+        )
     if (directory / "job.json").exists():
         found = read_job(directory).get("job")
         if job is not None and found != job:
@@ -240,6 +296,19 @@ def check_directory(directory, job: str | None = None, need_bytes: int = 1 << 20
                 f"{directory}: holds the ledger of job {found}; choose another "
                 "directory, or remove it if that job is no longer needed"
             )
+
+
+def _file_system(directory: Path) -> str:
+    """Type of the file system that a directory lies on, empty where the kernel does not tell."""
+    kind, depth, path = "", -1, directory.resolve()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            fields, _, rest = line.partition(" - ")
+            mount = Path(fields.split()[4].replace("\\040", " "))
+            # Of mounts on one place the last covers the others.
+            if (mount == path or mount in path.parents) and len(mount.parts) >= depth:
+                kind, depth = rest.split()[0], len(mount.parts)
+    return kind
 
 
 def _unusable(directory: Path, error: OSError, need_bytes: int) -> str:

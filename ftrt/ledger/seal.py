@@ -16,6 +16,7 @@ from .. import atomics
 from ..atomics import fetch_or
 from ..errors import LedgerDamaged
 from . import layout
+from .durable import cut_of, read_mark
 from .layout import CLOSED, check7, run_word
 from .pool import LedgerPool
 from .segment import Segment
@@ -44,12 +45,17 @@ class RankCloser:
     ----------
     directory : path
     epoch, rank : int
+    attempt : int, optional
+        The attempt that ends it. A ledger of an earlier one goes back to its durable mark if
+        that is all that can be trusted; within an attempt nobody can.
     """
 
-    def __init__(self, directory, epoch: int, rank: int):
+    def __init__(self, directory, epoch: int, rank: int, attempt: int | None = None):
         self.directory, self.epoch, self.rank = Path(directory), epoch, rank
+        self._attempt = attempt
         self._segments: list[Segment] = []
-        self.map()
+        if self._path(0).exists():
+            self._segments.append(Segment(self._path(0)))
 
     def map(self) -> int:
         """Map the segments made since; returns how many there are. Call it now and then."""
@@ -65,6 +71,9 @@ class RankCloser:
         while not self._segments and not self.map():
             self._make_tombstone()
         first = self._segments[0]
+        mark = cut_of(first, self.directory, self._attempt)
+        if mark is not None:
+            return self._close_at(mark)
         control = int(atomics.set_bits(first.whole, first.at_control, CLOSED)) & ~CLOSED
         while len(self._segments) < control:
             self._segments.append(Segment(self._path(len(self._segments))))
@@ -73,6 +82,14 @@ class RankCloser:
         close_segments(self._segments)
         step("seal.closed")
         return [seal(segment) for segment in self._segments]
+
+    def _close_at(self, mark: dict) -> list[dict]:
+        """End the ledger where its durable mark is; segments behind it may be anything."""
+        del self._segments[1:]
+        while len(self._segments) < mark["segments"]:
+            self._segments.append(Segment(self._path(len(self._segments))))
+        close_segments(self._segments)
+        return [seal_at(segment, mark) for segment in self._segments]
 
     def _path(self, number: int) -> Path:
         return self.directory / layout.segment_name(self.epoch, self.rank, number)
@@ -158,14 +175,17 @@ def _guarded(segment: Segment, index: int, name: str) -> int:
     return value
 
 
-def _last(segment: Segment, index: int) -> int | None:
-    if segment.streams["last"][index] == 0:
+def _last(segment: Segment, index: int, word: int) -> int | None:
+    if word == 0:
         return None
-    return _guarded(segment, index, "last") - 1
+    value = layout.unguard(word)
+    if value is None:
+        raise LedgerDamaged(f"{segment.path}: stream {index} has a wrong 'last'")
+    return value - 1
 
 
-def _describe(segment: Segment, index: int, head: int) -> tuple[dict, np.ndarray]:
-    """Seal of one stream and its runs, as of ``head``."""
+def _describe(segment: Segment, index: int, head: int, last: int) -> tuple[dict, np.ndarray]:
+    """Seal of one stream and its runs, as of the words ``head`` and ``last``."""
     words, run, _, intact = layout.split_head(head)
     entry = segment.streams[index]
     if not intact or entry["check"] != zlib.crc32(segment.entry_bytes(index)):
@@ -181,7 +201,7 @@ def _describe(segment: Segment, index: int, head: int) -> tuple[dict, np.ndarray
         "words": words,
         "run": run,
         "events": int(runs[:, 1].sum()),
-        "last": _last(segment, index),
+        "last": _last(segment, index, last),
         "digest": hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest(),
     }, runs
 
@@ -190,18 +210,58 @@ def read_streams(segment: Segment) -> list[tuple[dict, np.ndarray]]:
     """Every stream of a segment as it is now: its seal and its runs (see :func:`decode`)."""
     heads = segment.streams["head"].copy()
     heads &= np.uint64(CLOSED - 1)
-    return [_describe(segment, int(i), int(heads[i])) for i in np.flatnonzero(heads)]
+    lasts = segment.streams["last"]
+    return [_describe(segment, int(i), int(heads[i]), int(lasts[i])) for i in np.flatnonzero(heads)]
 
 
 class Seal(dict):
-    """Seal of one segment, a plain dict for the record; ``decoded`` is what it seals."""
+    """Seal of one segment, a plain dict for the record.
+
+    Attributes
+    ----------
+    decoded : list
+        What it seals.
+    states : list of str or None
+        The state files that count, None for all that there are.
+    """
 
     decoded: list[tuple[dict, np.ndarray]]
+    states: list[str] | None = None
 
 
 def seal(segment: Segment) -> Seal:
     """``{file, rank, epoch, segment, streams}`` of a segment that is closed."""
-    decoded = read_streams(segment)
+    return _seal(segment, read_streams(segment))
+
+
+def seal_at(segment: Segment, mark: dict) -> Seal:
+    """Seal of a segment that ends at a durable mark."""
+    made = _seal(segment, streams_at(segment, mark))
+    made.states = mark["states"]
+    return made
+
+
+def streams_at(segment: Segment, mark: dict) -> list[tuple[dict, np.ndarray]]:
+    """:func:`read_streams` as of a durable mark."""
+    number = int(segment.header["segment"])
+    return [
+        _describe(segment, index, head, last)
+        for of, index, head, last in mark["heads"]
+        if of == number and head
+    ]
+
+
+def durably_consumed(directory, epoch: int, rank: int) -> dict[tuple, np.ndarray]:
+    """:func:`marks_of` what a rank has durably consumed in an epoch, as of its mark."""
+    mark = read_mark(directory, epoch, rank)
+    decoded: list = []
+    for number in range(mark["segments"] if mark["heads"] else 0):
+        path = Path(directory) / layout.segment_name(epoch, rank, number)
+        decoded += streams_at(Segment(path, write=False), mark)
+    return marks_of(decoded)
+
+
+def _seal(segment: Segment, decoded: list[tuple[dict, np.ndarray]]) -> Seal:
     header = segment.header
     made = Seal(
         file=segment.path.name,

@@ -108,7 +108,7 @@ class Segment:
         header["job"] = np.frombuffer(uuid.UUID(job).bytes, np.uint8)
         header["attempt"], header["epoch"], header["rank"] = attempt, epoch, rank
         header["segment"], header["incarnation"] = segment, incarnation
-        header["boot"] = np.frombuffer(_boot_id(), np.uint8)
+        header["boot"] = np.frombuffer(boot_id(), np.uint8)
         header["control"] = 1
         header["check"] = layout.fields_check(header, layout.HEADER_FIELDS)
 
@@ -122,9 +122,10 @@ class Segment:
         if uuid.UUID(job) != uuid.UUID(self.job):
             raise LedgerDamaged(f"{self.path}: belongs to job {self.job}, not to {job}")
 
-    def sync(self) -> None:
-        """Write the map to stable storage."""
-        self._map.flush()
+    @property
+    def owned_index(self) -> int:
+        """Index of the header's ``owned`` word in ``whole``."""
+        return self.at_control + 1
 
     def entry_bytes(self, stream: int) -> bytes:
         """What the check of a stream's entry covers."""
@@ -136,7 +137,8 @@ class Segment:
         return self.at_streams + stream * layout.STREAM_WORDS + layout.HEAD_AT
 
 
-def _boot_id() -> bytes:
+def boot_id() -> bytes:
+    """Names this start of the kernel: memory that was written under another one is gone."""
     try:
         return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except (OSError, ValueError):

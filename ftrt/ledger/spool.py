@@ -92,9 +92,10 @@ class Spool:
             self._freed = keep_from
             step("spool.freed")
 
-    def sync(self) -> None:
-        """Make everything appended so far survive a power failure."""
-        os.fdatasync(self._file)
+    @property
+    def path(self) -> Path:
+        """The file of this incarnation."""
+        return self._path
 
     def close(self) -> None:
         """Close the files; the contents stay."""

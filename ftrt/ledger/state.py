@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from pathlib import Path
 
@@ -31,10 +32,6 @@ class _StateFile:
         self.data = np.frombuffer(self._map, np.uint8, int(user["counts"][1]), data)
         self._at_slots, self._at_check = at, at // 8 + layout.byte_of(statefmt.SLOT, "check") // 8
         self.used_slots = self.used_bytes = 0
-
-    def sync(self) -> None:
-        """Write the map to stable storage."""
-        self._map.flush()
 
     def fits(self, capacity: int) -> bool:
         return self.used_slots < statefmt.SLOTS and self.used_bytes + capacity <= self.data.size
@@ -131,7 +128,10 @@ class StateStore:
         self.directory, self.epoch, self.rank = Path(directory), epoch, rank
         self._files: list[_StateFile] = []
         self._current: dict[bytes, _Buffer] = {}
-        self._spare: dict[bytes, _Buffer] = {}
+        self._spare: dict[bytes, list[_Buffer]] = {}
+        self._held: dict[int, dict[bytes, list[_Buffer]]] = {}
+        self._holds = 0
+        self.lock = threading.RLock()
         self._pending: dict[bytes, _Buffer] = {}
         self._pending_ref: tuple | None = None
         self._version = 0
@@ -152,11 +152,12 @@ class StateStore:
         -----
         If it raises, the puts with the same reference before it are discarded too.
         """
-        try:
-            self._put(key, value, tuple(int(part) for part in ref))
-        except BaseException:
-            self.discard()  # the effect is void as a whole
-            raise
+        with self.lock:
+            try:
+                self._put(key, value, tuple(int(part) for part in ref))
+            except BaseException:
+                self.discard()  # the effect is void as a whole
+                raise
 
     def _put(self, key: str, value, ref: tuple) -> None:
         name = key.encode()
@@ -166,11 +167,11 @@ class StateStore:
             self._settle()
         pieces = statefmt.encode(value)
         size = sum(np.frombuffer(piece, np.uint8).size for piece in pieces)
-        buffer = self._pending.pop(name, None) or self._spare.pop(name, None)
+        buffer = self._pending.pop(name, None)
         if buffer is not None and buffer.capacity < size:
             buffer.clear()
             buffer = None
-        buffer = buffer or self._take(size)
+        buffer = buffer or self._spare_of(name, size) or self._take(size)
         self._version += 1
         self._pending[name], self._pending_ref = buffer, ref
         buffer.write(name, pieces, ref, self._version)
@@ -181,25 +182,62 @@ class StateStore:
         else:
             self.discard()
 
-    def sync(self) -> None:
-        """Write all buffers to stable storage; before the commit in the power class."""
-        for file in self._files:
-            file.sync()
+    def hold(self) -> tuple[int, list[str]]:
+        """Keep what counts at this instant; its number and the names of the state files.
+
+        To be called with :attr:`lock` held. Puts that wait for their commit are kept too: it may
+        have been made, with the store not knowing yet.
+        """
+        self._holds += 1
+        self._held[self._holds] = {
+            name: [b for b in (self._current.get(name), self._pending.get(name)) if b]
+            for name in {*self._current, *self._pending}
+        }
+        return self._holds, [file.path.name for file in self._files]
+
+    def release_before(self, number: int) -> None:
+        """What was held before the hold ``number`` may be overwritten."""
+        with self.lock:
+            for old in [n for n in self._held if n < number]:
+                for name, buffers in self._held.pop(old).items():
+                    for buffer in buffers:
+                        self._give_back(name, buffer)
+
+    def _give_back(self, name: bytes, buffer: _Buffer) -> None:
+        """Make a buffer a spare one unless it counts, waits for its commit, or is held."""
+        held = (buffers.get(name, ()) for buffers in self._held.values())
+        used = [self._current.get(name), self._pending.get(name), *self._spare.get(name, ())]
+        if not any(buffer is other for group in (*held, used) for other in group):
+            self._spare.setdefault(name, []).append(buffer)
+
+    def _spare_of(self, name: bytes, size: int) -> _Buffer | None:
+        """A place for ``size`` bytes that nobody needs; smaller ones are given up for good."""
+        spares = self._spare.get(name, [])
+        while spares:
+            buffer = spares.pop()
+            if buffer.capacity >= size:
+                return buffer
+            buffer.clear()
+        return None
 
     def confirm(self) -> None:
         """The commit of the versions put last was made."""
+        replaced = []
         for name, buffer in self._pending.items():
-            if name in self._current:
-                self._spare[name] = self._current[name]
+            before = self._current.get(name)
             self._current[name] = buffer
+            if before is not None:
+                replaced.append((name, before))
         self._pending, self._pending_ref = {}, None
+        for name, before in replaced:
+            self._give_back(name, before)
 
     def discard(self) -> None:
         """The versions put last will not be committed: forget them."""
-        for name, buffer in self._pending.items():
+        pending, self._pending, self._pending_ref = self._pending, {}, None
+        for name, buffer in pending.items():
             buffer.clear()
-            self._spare[name] = buffer
-        self._pending, self._pending_ref = {}, None
+            self._give_back(name, buffer)
 
     def _take(self, size: int) -> _Buffer:
         """A new buffer, with room to grow; in a new state file if the last one is full."""
@@ -282,8 +320,7 @@ def entries(
         seal for seal in seals if seal["rank"] == rank and seal.get("epoch", epoch) == epoch
     )
     newest: dict[str, dict] = {}
-    files = [] if known is None else known
-    map_state_files(directory, epoch, rank, files)
+    files = _files_of(Path(directory), epoch, rank, seals, [] if known is None else known)
     for file in files:
         used = np.flatnonzero(file.slots["check"])
         for entry in filter(None, map(file.entry, map(int, used))):
@@ -292,6 +329,17 @@ def entries(
             if valid and entry["version"] > newest.get(entry["key"], {"version": 0})["version"]:
                 newest[entry["key"]] = entry
     return [newest[key] for key in sorted(newest)]
+
+
+def _files_of(
+    directory: Path, epoch: int, rank: int, seals, known: list[_StateFile]
+) -> list[_StateFile]:
+    """State files that count: all, or those that the seals of a durable mark name."""
+    named = [seal.states for seal in seals if getattr(seal, "states", None) is not None]
+    if named:
+        return [_StateFile(directory / name, write=False) for name in named[0]]
+    map_state_files(directory, epoch, rank, known)
+    return known
 
 
 def restore(directory, states: list[dict]) -> dict:

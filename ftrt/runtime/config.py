@@ -42,6 +42,7 @@ class Config:
     evict_timeout_s: float = 5.0
     init_timeout_s: float = 120.0
     call_timeout_s: float = 600.0
+    sync_interval_s: float = 0.1
     launched: bool = True
     launcher_pid: int | None = None
     lock_fd: int | None = None
@@ -85,15 +86,18 @@ class Config:
             text = environment.get(f"FTRT_{name.upper()}_TIMEOUT_S")
             if text:
                 values[f"{name}_timeout_s"] = _seconds(f"FTRT_{name.upper()}_TIMEOUT_S", text)
+        if text := environment.get("FTRT_SYNC_INTERVAL_S"):
+            values["sync_interval_s"] = _seconds("FTRT_SYNC_INTERVAL_S", text)
         config = cls(**values)
         config.validate()
         return config
 
     def validate(self) -> None:
         """Refuse what this version cannot do, and time-outs that contradict each other."""
-        if self.stable != "process":
+        if self.stable not in ("process", "power"):
             raise UsageError(
-                f"stability class {self.stable!r} is not in this version: use --stable process"
+                f"stability class {self.stable!r} is not in this version: use --stable process or "
+                "--stable power"
             )
         if self.suspect_timeout_s >= self.evict_timeout_s:
             raise UsageError(
@@ -118,7 +122,7 @@ def _seconds(name: str, text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise UsageError(f"{name}={text}: a time-out is a number of seconds above 0, and finite")
+        raise UsageError(f"{name}={text}: must be a number of seconds above 0, and finite")
     return value
 
 

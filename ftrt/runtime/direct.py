@@ -101,7 +101,7 @@ def _create(processes: int) -> dict[str, str]:
         "FTRT_SPARES": str(spares),
     }
     Config.from_environment({**os.environ, **settings})  # what is wrong is told before we create
-    check_directory(directory, job)
+    check_directory(directory, job, stable=os.environ.get("FTRT_STABLE", "process"))
     handle = lock_directory(directory)
     if not create_job(directory, _facts(job, processes - spares, spares)):
         raise LedgerError(f"{directory}: another job began here meanwhile; choose another")

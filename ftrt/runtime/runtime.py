@@ -31,6 +31,9 @@ from ftrt.host.board import Field, Phase
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.log import Ledger, LedgerClosed
 from ftrt.ledger.pool import LedgerPool
+from ftrt.ledger.seal import durably_consumed
+from ftrt.ledger.spool import Spool
+from ftrt.ledger.sync import Syncer
 from ftrt.runtime import direct
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
@@ -89,6 +92,9 @@ class Runtime:
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
         self._comm: tuple[int, Any] | None = None
         self._pool = LedgerPool(config.ledger)
+        self._syncer: Syncer | None = None
+        if config.stable == "power":
+            self._syncer = Syncer(config.ledger, self.rank, config.sync_interval_s)
         while not self._enter_epoch():
             self._await_epoch_after(self.epoch)
         self.since_epoch = next(
@@ -150,6 +156,8 @@ class Runtime:
             self.rank,
             published=self.ledger.published,
         )
+        if self._syncer is not None:
+            self._syncer.watch(self.ledger, self._store)
 
     @property
     def epoch(self) -> int:
@@ -285,6 +293,28 @@ class Runtime:
                 return StreamState(marks, delivered, max(delivered, marks.highest) + 1)
         return StreamState(Marks(), 0, 1)
 
+    def keep_durable(self, spool: Spool) -> None:
+        """Sync a spool along with the ledger, where the class asks for it."""
+        if self._syncer is not None:
+            self._syncer.add_spool(spool)
+
+    def stable_upto(self, stream: str, dest: int, consumed: int) -> int:
+        """Highest number of our stream up to which ``dest`` has all, at the class of the job.
+
+        Parameters
+        ----------
+        consumed : int
+            The highest at class process.
+        """
+        if self._syncer is None:
+            return consumed
+        marks = self.stream_state(stream, self.rank, dest).marks.copy()
+        found = durably_consumed(self.config.ledger, self.epoch, dest)
+        runs = found.get((stream, self.rank, dest))
+        if runs is not None:
+            marks.merge(Marks.from_runs(runs[:, 0], runs[:, 1]))
+        return min(consumed, marks.hwm)
+
     def stage(self, effects: dict, log, seq: int, count: int) -> None:
         """Write effect values where the next commit on ``log`` makes them count."""
         ref = log.next_ref(seq, count)
@@ -294,6 +324,8 @@ class Runtime:
     def count(self, messages: int) -> None:
         """Count messages sent or consumed; inject what is due."""
         total = self.job.board.count_message(self.rank, messages)
+        if self._syncer is not None:
+            self._syncer.check()
         if self._injector.active:
             for fault in self._injector.reached(total):
                 self._carry_out(fault)
@@ -324,6 +356,8 @@ class Runtime:
         return self.job.wait(serving, what, timeout_s)
 
     def _serve(self) -> None:
+        if self._syncer is not None:
+            self._syncer.check()
         for sender in self._senders:
             if sender.nacked():
                 sender.heal()
@@ -383,6 +417,8 @@ class Runtime:
         for sender in self._senders:
             sender.close()
         self.job.finish(self._serve)
+        if self._syncer is not None:
+            self._syncer.stop()
         self._report("done", "")
         self.job.leave_at_exit()
 

@@ -18,6 +18,7 @@ from ftrt.transport.factory import give_up, is_stale, make_send
 SLOTS = 64
 SLOT_BYTES = 64 * 1024
 _GENERATIONS_PER_EPOCH = 1000
+_RECORDED_AT_ONCE = 1 << 23
 
 
 class _Lane:
@@ -103,7 +104,9 @@ class Sender:
 
     def _open_spool(self) -> Spool:
         rt = self._runtime
-        return Spool(rt.config.ledger, self.stream, rt.rank, rt.since_epoch)
+        spool = Spool(rt.config.ledger, self.stream, rt.rank, rt.since_epoch)
+        rt.keep_durable(spool)
+        return spool
 
     def _lane(self, dest: int, state) -> _Lane:
         rt = self._runtime
@@ -121,6 +124,8 @@ class Sender:
 
     def resend_missing(self) -> None:
         """Begin to bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
+        if self._runtime.config.stable == "power" and self._runtime.since_epoch > 1:
+            self._record_again()
         for lane in self._lanes:
             lane.sent_upto = self.next_seq - 1
             for first, last in [] if self._volatile else lane.have.missing(lane.sent_upto):
@@ -156,6 +161,12 @@ class Sender:
             lane.ring.close(self.last_seq)
             lane.bell.ring()
         return True
+
+    def _record_again(self) -> None:
+        """A power cut may have taken our record of numbers that a receiver durably has."""
+        for lane in self._lanes:
+            for first in range(1, self.next_seq, _RECORDED_AT_ONCE):
+                self._record(lane, first, min(_RECORDED_AT_ONCE, self.next_seq - first))
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -335,6 +346,10 @@ class Sender:
         if self._spool is None:
             return
         consumed = min(lane.ring.oldest_seq_held for lane in self._lanes) - 1
+        if consumed > self._spooled_free:
+            consumed = min(
+                self._runtime.stable_upto(self.stream, lane.dest, consumed) for lane in self._lanes
+            )
         if consumed > self._spooled_free:
             self._spooled_free = consumed
             self._spool.free(consumed)

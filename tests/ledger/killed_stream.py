@@ -95,7 +95,7 @@ def payload(seq: int, size: int) -> np.ndarray:
     return np.full(size, seq, np.uint64)
 
 
-def send(rt, messages: int, size: int, spool: bool) -> None:
+def send(rt, messages: int, size: int, spool: bool, delay_us: int) -> None:
     def make(seq):
         return payload(seq, size)
 
@@ -103,6 +103,8 @@ def send(rt, messages: int, size: int, spool: bool) -> None:
     with rt.sender(STREAM, to=1, slot_bytes=max(64, size * 8), window=16, **how) as out:
         while out.next_seq <= messages:
             out.send(make(out.next_seq))
+            if delay_us:
+                time.sleep(delay_us * 1e-6)
 
 
 def receive(rt, messages: int, effects: Effects) -> None:
@@ -130,9 +132,10 @@ def receive(rt, messages: int, effects: Effects) -> None:
 @click.option("--victim", type=int, default=1)
 @click.option("--point", "points", multiple=True)
 @click.option("--struck", type=Path)
+@click.option("--delay-us", type=int, default=0)
 @click.option("--rough", is_flag=True)
 @click.option("--spool", is_flag=True)
-def main(messages, size, effects, victim, points, struck, rough, spool):
+def main(messages, size, effects, victim, points, struck, delay_us, rough, spool):
     if points:
         open_commit(rough)
         if rough:
@@ -140,7 +143,7 @@ def main(messages, size, effects, victim, points, struck, rough, spool):
         arm(Points(list(points), struck), victim)
     with ftrt.init() as rt:
         if rt.rank == 0:
-            send(rt, messages, size, spool)
+            send(rt, messages, size, spool, delay_us)
         elif rt.rank == 1:
             with Effects(effects, rt.rank) as oracle:
                 receive(rt, messages, oracle)

@@ -34,7 +34,9 @@ class Ended:
         return [entry for entry in self.events if entry["event"] == event]
 
 
-def run_job(directory: Path, options: list, program, *arguments, limit_s: float = 60.0) -> Ended:
+def run_job(
+    directory: Path, options: list, program, *arguments, limit_s: float = 60.0, env=None
+) -> Ended:
     """``ftrt run`` with its ledger in ``directory``; killed with all it started after the limit."""
     ledger, report = directory / "ledger", directory / "report.json"
     command = [sys.executable, "-m", "ftrt.cli", "run", "--ledger", ledger, "--json", report]
@@ -45,7 +47,7 @@ def run_job(directory: Path, options: list, program, *arguments, limit_s: float 
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
     )
     try:
         output, _ = process.communicate(timeout=limit_s)

@@ -64,7 +64,9 @@ SPOOL = [
     "last.stored:1",
     "last.published:1",
 ]
+SYNC = ["sync.taken:2", "sync.data:2", "sync.marked:2"]
 JOBS = {
+    "sync": (SYNC, ["--messages", 1500, "--delay-us", 500]),
     "receiver": (RECEIVER, []),
     "receiver later": (RECEIVER_LATER, []),
     "growth": (GROWTH, ["--rough", "--messages", 4500]),
@@ -83,7 +85,9 @@ def test_all_or_nothing_at_every_point(tmp_path, name):
     arguments = [*arguments, "--effects", effects, "--struck", struck]
     for point in points:
         arguments += ["--point", point]
-    ended = run_job(tmp_path, ["-n", 2, "--spares", len(points)], PROGRAM, *arguments)
+    stable = "power" if name == "sync" else "process"
+    options = ["-n", 2, "--spares", len(points), "--stable", stable]
+    ended = run_job(tmp_path, options, PROGRAM, *arguments)
     assert ended.status == 0, ended.output
     found = [path.name[4:] for path in sorted(struck.iterdir())]
     assert found == [point.partition(":")[0] for point in points]

@@ -33,7 +33,7 @@ def test_suspicion_comes_before_eviction():
         Config.from_environment({**GOOD, "FTRT_SUSPECT_TIMEOUT_S": "9"})
 
 
-@pytest.mark.parametrize("stable", ["power", "host", "moon"])
+@pytest.mark.parametrize("stable", ["host", "moon"])
 def test_a_class_that_is_not_kept_is_refused(stable):
     with pytest.raises(UsageError, match="--stable process"):
         Config.from_environment({**GOOD, "FTRT_STABLE": stable})

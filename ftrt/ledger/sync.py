@@ -1,0 +1,143 @@
+"""Class power: the thread of a rank that makes durable what was committed.
+
+A commit does not wait for the disk. Every ``interval_s`` the heads of all streams are taken at one
+instant; what the rank wrote before it (spools, states, segments) is synced; then the heads become
+the rank's durable mark.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from .. import atomics
+from ..errors import LedgerError
+from .durable import SYNC_FAILED, publish_mark
+from .log import Ledger
+from .record import sync_directory
+from .spool import Spool
+from .state import StateStore
+from .steps import step
+
+
+class Syncer:
+    """Keeps the durable mark of one rank.
+
+    Parameters
+    ----------
+    directory : path
+    rank : int
+    interval_s : float
+        The longest time between a commit and the beginning of the sync that makes it durable.
+    """
+
+    def __init__(self, directory: Path, rank: int, interval_s: float):
+        self._directory, self._rank, self._interval_s = Path(directory), rank, interval_s
+        self._lock = threading.Lock()
+        self._open: dict[Path, int] = {}
+        self._spools: list[Spool] = []
+        self._watched: tuple[Ledger, StateStore] | None = None
+        self._marked: list | None = None
+        self._error: LedgerError | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ftrt-sync", daemon=True)
+
+    def watch(self, ledger: Ledger, store: StateStore) -> None:
+        """Sync these from now on; those of the epoch before are the business of the record."""
+        with self._lock:
+            self._close_files()
+            self._watched, self._marked = (ledger, store), None
+        if not self._thread.is_alive() and not self._ended.is_set():
+            self._thread.start()
+
+    def add_spool(self, spool: Spool) -> None:
+        """Sync this spool too: a commit is durable after the messages that were sent before it."""
+        with self._lock:
+            self._spools.append(spool)
+
+    def check(self) -> None:
+        """Raise the error of a sync that failed; it is never tried a second time."""
+        if self._error is not None:
+            raise self._error
+
+    def sync(self) -> None:
+        """Make what is committed now durable.
+
+        Raises
+        ------
+        LedgerError
+            A file cannot be synced. What the mark says stays durable, nothing more is promised.
+        """
+        with self._lock:
+            self.check()
+            if self._watched is None:
+                return
+            try:
+                self._round(*self._watched)
+            except (OSError, LedgerError) as error:
+                self._fail(error)
+        self.check()
+
+    def stop(self) -> None:
+        """Sync a last time and end the thread."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.sync()
+        self._close_files()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            if self._error is not None:
+                return
+            try:
+                self.sync()
+            except LedgerError:
+                return  # the next call of the rank raises it
+
+    def _round(self, ledger: Ledger, store: StateStore) -> None:
+        with store.lock:  # no effect is written meanwhile
+            heads = ledger.snapshot()
+            held, states = store.hold()
+        if heads != self._marked:
+            step("sync.taken")
+            segments = ledger.files
+            names = [*states, *segments]
+            paths = [spool.path for spool in self._spools]
+            paths += [self._directory / name for name in names]
+            new = [self._sync_file(path) for path in paths]
+            if any(new):
+                sync_directory(self._directory)
+            step("sync.data")
+            publish_mark(self._directory, ledger.epoch, self._rank, heads, len(segments), states)
+            step("sync.marked")
+            self._marked = heads
+        store.release_before(held)
+
+    def _sync_file(self, path: Path) -> bool:
+        """Sync one file; True if it is the first time, so that its name must be synced too."""
+        new = path not in self._open
+        try:
+            if new:
+                self._open[path] = os.open(path, os.O_RDONLY)
+            os.fdatasync(self._open[path])
+        except OSError as error:
+            raise LedgerError(f"{path} cannot be synced ({error.strerror})") from error
+        return new
+
+    def _close_files(self) -> None:
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+    def _fail(self, error: Exception) -> None:
+        if self._watched is not None:
+            first = self._watched[0].first_segment
+            # Whoever ends this ledger trusts its mark then: memory and disk may differ for good.
+            atomics.store(first.whole, first.owned_index, SYNC_FAILED)
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        self._error = LedgerError(
+            f"rank {self._rank}: {why}; nothing that was durable is lost. Check the disk of "
+            f"{self._directory}, then go on from the ledger with --restarts"
+        )

@@ -1,0 +1,34 @@
+"""Makes every Python process of a job tell what it syncs, see power_cut.py."""
+
+import os
+import pathlib
+import sys
+
+if "POWER_SYNCED" in os.environ:
+    sys.path.insert(0, os.path.dirname(os.path.dirname(__file__)))
+    import power_cut
+
+    _broken = os.environ.get("POWER_EIO", "")
+
+    def _fails(path: str) -> bool:
+        """Once in a job, the first sync of the file POWER_EIO in a process POWER_EIO_IN fails."""
+        process = "agent" if "ftrt.host.agent" in sys.orig_argv else "rank"
+        if not _broken or process != os.environ["POWER_EIO_IN"] or not path.endswith(_broken):
+            return False
+        try:
+            os.close(os.open(os.environ["POWER_SYNCED"] + "/eio", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    power_cut.record(pathlib.Path(os.environ["POWER_SYNCED"]), _fails)
+
+if "POWER_BOOT" in os.environ:
+    _read_text = pathlib.Path.read_text
+
+    def _read_boot(self, *args, **kwargs):
+        if str(self) == "/proc/sys/kernel/random/boot_id":
+            return os.environ["POWER_BOOT"]
+        return _read_text(self, *args, **kwargs)
+
+    pathlib.Path.read_text = _read_boot

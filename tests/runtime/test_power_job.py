@@ -1,0 +1,85 @@
+"""Jobs of class power: the machine loses its power between two attempts."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runtime_job import ROOT, run_job
+
+from ftrt.launch.mpirun import find_mpirun
+
+PROGRAM = ROOT / "tests" / "ledger" / "killed_stream.py"
+# Stands for mpirun: before every attempt but the first the power fails and the machine comes back.
+MPIRUN = """#!{python}
+import os, sys, uuid
+from pathlib import Path
+sys.path.insert(0, "{support}")
+import power_cut
+attempt = int(os.environ.get("FTRT_ATTEMPT", 0))
+if attempt > 1 and {cuts}:
+    power_cut.cut(Path(os.environ["FTRT_LEDGER"]), Path(os.environ["POWER_SYNCED"]), attempt)
+if attempt and {cuts}:
+    os.environ["POWER_BOOT"] = str(uuid.UUID(int=attempt))
+os.execv("{mpirun}", ["{mpirun}", *sys.argv[1:]])
+"""
+
+
+def power_job(directory: Path, options: list, *arguments, cuts: bool = True, **env):
+    """A job of class power on a machine that tells what it syncs; losses show in its sums."""
+    for name in ("effects", "synced"):
+        (directory / name).mkdir()
+    support = ROOT / "tests" / "ledger"
+    mpirun = directory / "mpirun"
+    python, real = sys.executable, find_mpirun()
+    mpirun.write_text(MPIRUN.format(python=python, support=support, mpirun=real, cuts=cuts))
+    mpirun.chmod(0o755)
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(support / "power"), str(ROOT)]),
+        "POWER_SYNCED": str(directory / "synced"),
+        "FTRT_SYNC_INTERVAL_S": "0.03",
+        **env,
+    }
+    options = ["-n", 2, "--stable", "power", "--mpirun", mpirun, *options]
+    arguments = ["--effects", directory / "effects", *arguments]
+    return run_job(directory, options, PROGRAM, *arguments, env=environment)
+
+
+@pytest.mark.parametrize("how", [["--size", 8], ["--spool", "--size", 4096]])
+def test_power_cuts_lose_nothing_and_repeat_nothing(tmp_path, how):
+    faults = ["kill:1@300msg", "kill:0@400msg", "kill:1@350msg"]
+    options = ["--restarts", len(faults)]
+    for fault in faults:
+        options += ["--fault", fault]
+    ended = power_job(tmp_path, options, "--messages", 1500, "--delay-us", 300, *how)
+    assert ended.status == 0, ended.output
+    assert ended.report["attempts"] == 4
+    audit = ended.report["audit"]
+    assert audit["ok"] and audit["sent"] == audit["consumed"] == 1500
+    assert not [path for path in ended.ledger.iterdir() if "tmp-" in path.name]
+
+
+def test_a_spare_takes_over_in_class_power(tmp_path):
+    options = ["--spares", 2, "--fault", "kill:1@200msg", "--fault", "kill:0@400msg"]
+    ended = power_job(tmp_path, options, "--messages", 600, cuts=False)
+    assert ended.status == 0, ended.output
+    assert ended.report["audit"]["consumed"] == 600
+    assert len(ended.named("recovery")) == 2
+
+
+@pytest.mark.parametrize("where, restarts, status", [("agent", 0, 3), ("rank", 1, 0)])
+def test_a_broken_disk_is_named_and_a_restart_goes_on(tmp_path, where, restarts, status):
+    env = {"POWER_EIO": "e000001-r0001-s000.h5", "POWER_EIO_IN": where}
+    arguments = ["--messages", 2000, "--delay-us", 300]
+    ended = power_job(tmp_path, ["--restarts", restarts], *arguments, cuts=False, **env)
+    assert ended.status == status, ended.output
+    named = r"e000001-r0001-s000.h5:? cannot be synced.*Input/output error"
+    assert re.search(named, ended.output) and "Traceback" not in ended.output
+    if where == "rank":
+        assert "attempt 1 failed (rank 1: " in ended.output
+        assert ended.report["audit"]["consumed"] == 2000
