@@ -56,9 +56,12 @@ class _Known:
 
 
 class SendRing:
-    """The sender's end of a ring; made by :meth:`create`."""
+    """The sender's end of a ring; made by :meth:`create`.
 
-    def __init__(self, ring: layout.RingMap) -> None:
+    Payloads of ``stream_from`` bytes and more are stored past the caches: another core reads them.
+    """
+
+    def __init__(self, ring: layout.RingMap, stream_from: int = STREAM_FROM) -> None:
         self._map = ring
         self._words = ring.words
         self._slots = ring[layout.W_SLOTS]
@@ -78,7 +81,7 @@ class SendRing:
             (rk.S_STRIDE, ring.stride_words),
             (rk.S_SLOT_BYTES, self.slot_bytes),
             (rk.S_RECORDS, self._records.ctypes.data),
-            (rk.S_PAST_CACHES, STREAM_FROM),
+            (rk.S_PAST_CACHES, stream_from),
         ):
             self._state[field] = value
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+from runtime_job import run_job
 from test_deaths import stream_job
 
 
@@ -22,18 +23,14 @@ def kills(rank: int, first: int, last: int, step: int) -> list[str]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_end_dies_again_and_again(tmp_path, rank):
-    ended = stream_job(tmp_path, kills(rank, 3, 160, 31), spares=6)
-    assert len(ended.named("recovery")) == 6
+    ended = stream_job(tmp_path, kills(rank, 3, 160, 60), spares=3)
+    assert len(ended.named("recovery")) == 3
 
 
-def test_both_ends_die(tmp_path):
-    faults = ["kill:0@60msg", "kill:1@60msg", "exit:1@120msg", "kill:0@150msg"]
-    stream_job(tmp_path, faults, spares=4)
-
-
-def test_a_death_inside_the_recovery(tmp_path):
-    ended = stream_job(tmp_path, ["kill:1@60msg", "kill:0@recovery"], spares=3)
-    assert len(ended.named("died")) >= 2
+def test_both_ends_die_also_inside_a_recovery(tmp_path):
+    faults = ["kill:1@60msg", "kill:0@recovery", "exit:1@120msg", "kill:0@150msg"]
+    ended = stream_job(tmp_path, faults, spares=4)
+    assert len(ended.named("died")) >= 3
 
 
 def test_restart_from_the_ledger(tmp_path):
@@ -41,10 +38,10 @@ def test_restart_from_the_ledger(tmp_path):
     assert ended.report["attempts"] == 2
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_batched_stream_survives(tmp_path, rank):
+def test_a_batched_stream_survives_both_ends(tmp_path):
     batches = ["--batch", 32, "--size", 16]
-    stream_job(tmp_path, [f"kill:{rank}@700msg"], messages=2000, arguments=batches)
+    faults = ["kill:1@700msg", "kill:0@1300msg"]
+    stream_job(tmp_path, faults, spares=2, messages=2000, arguments=batches)
 
 
 def test_large_messages_survive_their_receiver(tmp_path):
@@ -52,27 +49,58 @@ def test_large_messages_survive_their_receiver(tmp_path):
     stream_job(tmp_path, ["kill:1@50msg"], messages=100, arguments=["--size", 400_000])
 
 
-def test_a_damaged_slot_is_healed(tmp_path):
-    ended = stream_job(tmp_path, ["corrupt:1@50msg"])
+def test_damage_abort_and_a_pause(tmp_path):
+    faults = ["abort:0@30msg", "abort:0@50msg", "corrupt:1@120msg", "stop:1@160msg+400ms"]
+    ended = stream_job(tmp_path, faults)
     assert ended.named("damaged") and ended.named("healed")
-
-
-def test_an_aborted_transport_loses_nothing(tmp_path):
-    ended = stream_job(tmp_path, ["abort:0@50msg", "abort:0@120msg"])
     assert len(ended.named("aborted")) == 2
-
-
-def test_a_pause_is_forgiven(tmp_path):
-    ended = stream_job(tmp_path, ["stop:1@50msg+400ms"])
     assert ended.named("suspected") and not ended.named("recovery")
 
 
-def test_three_ranks_and_rings_are_not_used(tmp_path):
-    """Two senders into one receiver, which dies, and one of the senders dies as well."""
-    from runtime_job import STREAM, run_job
+PROGRAM = """
+import numpy as np
 
-    options = ["-n", 3, "--spares", 2, "--fault", "kill:0@90msg", "--fault", "kill:2@70msg"]
-    ended = run_job(tmp_path, options, STREAM, "--messages", 150)
+import ftrt
+
+TOTAL = 150
+with ftrt.init() as rt:
+    assert not list(rt.job.directory.glob("ring-*"))
+    if rt.rank == 1:
+        total = (rt.restore() or {"total": 0})["total"]
+        ends = {source: rt.receiver("s", source=source) for source in (0, 2)}
+        while ends:
+            for source, end in list(ends.items()):
+                message = next(end, None)
+                if message is None:
+                    del ends[source]
+                    continue
+                with message.consume() as effect:
+                    total = effect["total"] = total + int(message.array[0])
+        assert total == 2 * sum(range(1, TOTAL + 1)), total
+    else:
+        with rt.sender("s", to=1, KIND) as out:
+            for seq in range(out.next_seq, TOTAL + 1):
+                out.send(np.full(100, seq))
+    assert not list(rt.job.directory.glob("ring-*"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "faults"),
+    [
+        ("spool=True", ["1@90msg", "2@70msg", "1@200msg"]),
+        ("volatile=True", ["1@90msg", "1@200msg"]),
+    ],
+)
+def test_spooled_and_volatile_senders_and_no_ring_is_made(tmp_path, kind, faults):
+    """Two senders into one receiver. Volatile: what the living sender holds is sent again."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("KIND", kind))
+    options = ["-n", 3, "--spares", len(faults)]
+    for fault in faults:
+        options += ["--fault", f"kill:{fault}"]
+    ended = run_job(tmp_path, options, program)
     assert ended.status == 0, ended.output
+    assert len(ended.named("recovery")) == len(faults)
     audit = ended.report["audit"]
     assert audit["ok"] and audit["consumed"] == 300
