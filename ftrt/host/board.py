@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 import mmap
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -178,12 +180,13 @@ class Board:
         return int(self.words[_COUNTER_BASE + rank])
 
 
-def wait_for_board(path: Path, timeout_s: float) -> Board:
-    """Map the board once the agent has made it."""
-    import time
-
+def wait_for_board(
+    path: Path, timeout_s: float, look: Callable[[], object] = lambda: None
+) -> Board:
+    """Map the board once the agent has made it; ``look`` is called meanwhile and may raise."""
     deadline = time.monotonic() + timeout_s
     while not path.exists():
+        look()
         if time.monotonic() > deadline:
             raise DeadlineExceeded(
                 f"the host agent made no board at {path} within {timeout_s:g} s; "

@@ -8,6 +8,7 @@ thread ends. Either way the process is of no use any more: whoever hears of it e
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections import deque
@@ -72,11 +73,9 @@ class Watch:
     def alive(self, process: int) -> bool:
         """True while the process exists."""
         self.send(process, 0)
-        return self._pidfds[process] is not None and not self._ended(process)
-
-    def _ended(self, process: int) -> bool:
-        import select
-
+        descriptor = self._pidfds[process]
+        if descriptor is None:
+            return False
         poller = select.poll()
-        poller.register(self._pidfds[process], select.POLLIN)
-        return bool(poller.poll(0))
+        poller.register(descriptor, select.POLLIN)
+        return not poller.poll(0)

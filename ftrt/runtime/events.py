@@ -39,10 +39,17 @@ def _attempt_start(path: Path) -> float:
     return float(path.read_text())
 
 
-def reason_of_failure(directory: Path, attempt: int) -> str:
-    """Why the host's agent says that ``attempt`` cannot go on."""
-    for line in reversed((directory / "events.jsonl").read_text().splitlines()):
+def recorded_failure(directory: Path, attempt: int) -> str | None:
+    """Why the host's agent says that ``attempt`` cannot go on, if it does."""
+    path = directory / "events.jsonl"
+    for line in reversed(path.read_text().splitlines() if path.exists() else []):
         event = json.loads(line)
         if event.get("event") == "failed" and event.get("attempt") == attempt:
             return str(event["reason"])
-    return "this attempt ends for a reason that nobody recorded"
+    return None
+
+
+def reason_of_failure(directory: Path, attempt: int) -> str:
+    """:func:`recorded_failure` where there must be one."""
+    reason = recorded_failure(directory, attempt)
+    return reason or "this attempt ends for a reason that nobody recorded"

@@ -23,7 +23,7 @@ from ftrt.host.beat import Heartbeat
 from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory, wait_for_board
 from ftrt.ledger.record import read_record
 from ftrt.runtime.config import Config
-from ftrt.runtime.events import reason_of_failure
+from ftrt.runtime.events import EventLog, reason_of_failure, recorded_failure
 from ftrt.transport.mpi_plane import MpiPlane
 
 _SPINS = 40
@@ -45,13 +45,14 @@ class Job:
         self.config = config
         self.directory = job_directory(config.job, config.attempt)
         first = mpi.world_rank_of_environment()
-        if first == 0:
-            start_agent(config)
+        agent = start_agent(config) if first == 0 else None
         self.world = mpi.connect(config.processes, data_over_mpi=not config.shm)
         if first is None and self.world.rank == 0:
-            start_agent(config)
+            agent = start_agent(config)
         self.process = self.world.rank
-        self.board: Board = wait_for_board(self.directory / "board", config.init_timeout_s)
+        self.board: Board = wait_for_board(
+            self.directory / "board", config.init_timeout_s, lambda: _look_for(agent, config)
+        )
         self._register()
         self.epoch = 0
         self.rank = -1
@@ -239,7 +240,20 @@ def _fence_both_ways() -> None:
     atomics.add(_scratch, 0, 1)  # a locked read-modify-write is a full fence
 
 
-def start_agent(config: Config) -> None:
+def _look_for(agent: subprocess.Popen | None, config: Config) -> None:
+    """Raise if the agent failed before it had a board to say so."""
+    reason = recorded_failure(config.ledger / "run", config.attempt)
+    if reason is None and agent is not None and agent.poll() is not None:
+        reason = (
+            f"the host agent ended with status {agent.returncode} before it had begun; its last "
+            f"words are in {config.run_directory / 'agent.log'}"
+        )
+        EventLog(config.ledger / "run", config.attempt).write("failed", reason=reason)
+    if reason is not None:
+        raise RecoveryImpossible(reason)
+
+
+def start_agent(config: Config) -> subprocess.Popen:
     """Start this host's agent; it ends by itself once its ranks are gone."""
     config.run_directory.mkdir(parents=True, exist_ok=True)
     log = open(config.run_directory / "agent.log", "ab")  # noqa: SIM115 (the child keeps it)
@@ -248,7 +262,7 @@ def start_agent(config: Config) -> None:
         for name, value in os.environ.items()
         if not name.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_"))
     }
-    subprocess.Popen(
+    agent = subprocess.Popen(
         [sys.executable, "-m", "ftrt.host.agent"],
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -260,3 +274,4 @@ def start_agent(config: Config) -> None:
     log.close()
     if config.lock_fd is not None:
         os.close(config.lock_fd)
+    return agent

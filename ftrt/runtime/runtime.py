@@ -106,12 +106,18 @@ class Runtime:
 
     def _await_assignment(self) -> None:
         """Become a rank; a process that is not wanted as one ends here."""
-        job, config, rehearsal = self.job, self.config, None
+        job, config = self.job, self.config
+        rehearsal: Rehearsal | None = None
         if job.process >= config.ranks:
             rehearsal = Rehearsal(job.directory, config.ledger, job.process)
             rehearsal()
+
+        def get_ready(rank: int) -> None:
+            if rehearsal is not None:
+                rehearsal(job.board.epoch, rank)
+
         try:
-            job.await_assignment(lambda rank: rehearsal and rehearsal(job.board.epoch, rank))
+            job.await_assignment(get_ready)
         except JobEnded:
             mpi.leave(0)
 
@@ -460,4 +466,10 @@ def init() -> Runtime:
         Neither ``ftrt run`` nor ``mpirun --with-ft ulfm`` started this process.
     """
     direct.prepare()
-    return Runtime(environment_config())
+    config = environment_config()
+    try:
+        return Runtime(config)
+    except _NOT_THE_PROGRAMS as failure:
+        if not config.launched:  # else the launcher tells it, once
+            print(f"ftrt: {failure}", file=sys.stderr)
+        mpi.leave(3)

@@ -60,3 +60,36 @@ def test_without_a_restart_the_reason_is_told(tmp_path):
     assert ended.status == 3, ended.output
     assert "agent" in ended.output and "--restarts" in ended.output
     assert time.monotonic() - start < 12
+
+
+DOOMED = """
+import os, pathlib, signal, time
+import ftrt
+
+def agent():
+    mark = f"FTRT_JOB={os.environ['FTRT_JOB']}".encode()
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            is_agent = b"ftrt.host.agent" in (path / "cmdline").read_bytes()
+            if is_agent and mark in (path / "environ").read_bytes():
+                return int(path.name)
+        except OSError:
+            pass  # gone meanwhile
+
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    deadline = time.monotonic() + 20
+    while (pid := agent()) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+with ftrt.init():
+    pass
+"""
+
+
+def test_an_agent_that_never_began_is_no_long_wait(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(DOOMED)
+    ended = run_job(tmp_path, ["-n", 2], program, limit_s=40)
+    assert ended.status == 3, ended.output
+    assert "agent" in ended.output and "agent.log" in ended.output
+    assert "Traceback" not in ended.output
