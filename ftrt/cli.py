@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from typing import Any
@@ -152,9 +153,14 @@ def bench() -> None:
 
 def _add_benchmark(name: str) -> None:
     @bench.command(name, help=f"Measure ftrt.bench.{name}.")
+    @click.option("--plane", default="host", show_default=True, help="What carries the data.")
     @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-    def measure(as_json: bool) -> None:
-        rows = importlib.import_module(f"ftrt.bench.{name}").rows()
+    def measure(plane: str, as_json: bool) -> None:
+        module = importlib.import_module(f"ftrt.bench.{name}")
+        takes_plane = "plane" in inspect.signature(module.rows).parameters
+        if plane != "host" and not takes_plane:
+            raise UsageError(f"benchmark {name} has no plane to choose: leave --plane out")
+        rows = module.rows(plane=plane) if takes_plane else module.rows()
         if as_json:
             click.echo(json.dumps({"rows": rows}, indent=2))
         else:

@@ -1,127 +1,116 @@
-"""Throughput of a stream between two ranks of one host, against windowed MPI, in one run."""
+"""Throughput of a stream between two ranks of one host, against windowed MPI, in one run.
+
+A start of the benchmark is a real job of two ranks. Its processes measure raw MPI, the ring and
+the public API in turn, each in the best configuration of those tried; the rows hold the medians
+over several starts, and ratios are medians of the ratios within each start.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
-
-import numpy as np
 
 from ftrt.errors import UsageError
 
-SIZES = ((16, 1024, 1 << 20), (65536, 1, 2048), (1 << 20, 1, 128))
-WINDOWS = (8, 32)
-FLAGS = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+_LIMIT_S = 90.0
+_NAMES = {"ring": "ring", "public": "send and consume()"}
 
 
-def rows(plane: str = "host", budget_s: float = 20.0) -> list[dict]:
-    """Rows of the benchmark: microseconds a message, medians over alternating repeats."""
+def rows(plane: str = "host", starts: int = 5) -> list[dict]:
+    """Rows of the benchmark, one for each size, kind and yardstick.
+
+    Parameters
+    ----------
+    plane : str
+        Only ``host``.
+    starts : int
+        Number of jobs.
+
+    Returns
+    -------
+    list of dict
+        ``ratio`` is throughput over raw's throughput: above 1 is faster than raw. ``spread`` is
+        the range of raw over the starts divided by its median.
+    """
     if plane != "host":
         raise UsageError(f"no stream benchmark of plane {plane}: use --plane host")
-    mpirun = Path(sys.executable).parent / "mpirun"
-    command = [str(mpirun), *FLAGS, "-n", "2", sys.executable, __file__, str(budget_s)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * budget_s + 60)
-    if done.returncode:
-        raise UsageError(f"the benchmark ended with {done.returncode}: {done.stderr[-500:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    found = [_start() for _ in range(starts)]
+    cases = [[start["cases"][i] for start in found] for i in range(len(found[0]["cases"]))]
+    single = cases[0]
+    table = []
+    for same in cases:
+        for kind in ("ring", "public"):
+            if same[0]["batch"] > 1:
+                table.append(_row(same, kind, "raw one by one", _one_by_one(single)))
+                table.append(_row(same, kind, "raw packed by hand", _per_message(same, "bare")))
+            else:
+                table.append(_row(same, kind, "bare raw", _per_message(same, "bare")))
+                table.append(_row(same, kind, "raw that reads", _per_message(same, "reading")))
+    return [*table, *_commit_rows([start["commits"] for start in found])]
 
 
-def _raw(comm, size, frames, window, reads):
-    buffers = np.zeros((window, size), np.uint8)
-    act = comm.Isend if comm.rank == 0 else comm.Irecv
-    requests = [act(buffers[i], 1 - comm.rank, 1) for i in range(min(window, frames))]
-    for i in range(frames):
-        slot = i % window
-        requests[slot].Wait()
-        if comm.rank and reads:
-            buffers[slot].view(np.uint64).sum()
-        if i + window < frames:
-            requests[slot] = act(buffers[slot], 1 - comm.rank, 1)
+def _start() -> dict:
+    with tempfile.TemporaryDirectory(prefix="ftrt-bench-") as directory:
+        result = Path(directory) / "result.json"
+        command = [sys.executable, "-m", "ftrt.cli", "run", "-n", "2"]
+        command += ["--ledger", f"{directory}/ledger"]
+        command += [str(Path(__file__).with_name("_stream_job.py")), str(result)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-800:]
+            raise UsageError(f"the benchmark's job ended with {done.returncode}: {said}")
+        return json.loads(result.read_text())
 
 
-def _ours(comm, end, size, batch, frames, start):
-    if comm.rank == 0:
-        records = np.zeros((batch, size), np.uint8)
-        for i in range(start, start + frames):
-            send = end.try_send_batch if batch > 1 else end.try_send
-            payload = records if batch > 1 else records[0]
-            while not send(i * batch, payload, 1):
-                os.sched_yield()
-        return
-    for _ in range(frames):
-        while (frame := end.poll()) is None:
-            os.sched_yield()
-        end.release(frame.number)
+def _per_message(same: list[dict], name: str) -> list[float]:
+    return [start["us"][name] / start["batch"] for start in same]
 
 
-def _timed(comm, work, *arguments) -> float:
-    comm.Barrier()
-    start = time.perf_counter()
-    work(comm, *arguments)
-    comm.Barrier()
-    return time.perf_counter() - start
+def _one_by_one(single: list[dict]) -> list[float]:
+    return _per_message(single, "bare")
 
 
-def _measure(comm, size, batch, messages, repeats):
-    from ftrt.transport.ring import RecvRing, SendRing
-
-    path = Path("/dev/shm") / f"ftrt-bench-{comm.bcast(os.getpid())}-{size}"
-    if comm.rank == 0:
-        identity = {"job": "bench", "stream_id": 1, "source": 0, "dest": 1}
-        end = SendRing.create(path, slots=8, slot_bytes=size * batch, **identity)
-    comm.Barrier()
-    if comm.rank == 1:
-        end = RecvRing.attach(path)
-    comm.Barrier()
-    if comm.rank == 0:
-        path.unlink()
-    frames, sent = messages // batch, 0
-    times: dict[str, list[float]] = {"bare": [], "reading": [], "ours": []}
-    for _ in range(repeats):
-        for name in ("bare", "reading"):
-            runs = [
-                _timed(comm, _raw, size * batch, frames, window, name == "reading")
-                for window in WINDOWS
-            ]
-            times[name].append(min(runs))
-        times["ours"].append(_timed(comm, _ours, end, size, batch, frames, sent))
-        sent += frames
-    return {name: [t / messages * 1e6 for t in values] for name, values in times.items()}
-
-
-def _row(size, batch, name, times):
-    raw, ours = statistics.median(times[name]), statistics.median(times["ours"])
-    spread = (max(times[name]) - min(times[name])) / raw
-    what = f"stream, raw {'bare' if name == 'bare' else 'whose consumer reads'}"
-    what += f", batches of {batch}" if batch > 1 else ""
+def _row(same: list[dict], kind: str, yardstick: str, raw: list[float]) -> dict:
+    first, ours = same[0], _per_message(same, kind)
+    what = f"{_NAMES[kind]} against {yardstick}"
+    if first["batch"] > 1:
+        what += f", batches of {first['batch']}"
     return {
         "what": what,
-        "size": size,
+        "size": first["size"],
         "unit": "us/message",
-        "raw": raw,
-        "ftrt": ours,
-        "ratio": raw / ours,
-        "spread": spread,
+        "raw": statistics.median(raw),
+        "ftrt": statistics.median(ours),
+        "ratio": statistics.median(r / o for r, o in zip(raw, ours, strict=True)),
+        "spread": (max(raw) - min(raw)) / statistics.median(raw),
+        "raw_best": _common(same, "raw"),
+        "ftrt_best": _common(same, kind),
     }
 
 
-def main(budget_s: float) -> None:
-    """One rank's part."""
-    from mpi4py import MPI
-
-    repeats = max(3, min(15, int(budget_s / 1.5)))
-    table = []
-    for size, batch, messages in SIZES:
-        times = _measure(MPI.COMM_WORLD, size, batch, messages, repeats)
-        table += [_row(size, batch, name, times) for name in ("bare", "reading")]
-    if MPI.COMM_WORLD.rank == 0:
-        print(json.dumps(table), flush=True)
+def _common(same: list[dict], key: str) -> str:
+    """The configuration that won most often."""
+    return statistics.mode(start[key] for start in same)
 
 
-if __name__ == "__main__":
-    main(float(sys.argv[1]))
+def _commit_rows(found: list[dict]) -> list[dict]:
+    raw = [start["raw"] for start in found]
+    what = {"alone": "consume() of one message", "batch": "consume() in a batch of 4096"}
+    return [
+        {
+            "what": text,
+            "size": 16,
+            "unit": "ns/message",
+            "raw": statistics.median(raw),
+            "ftrt": statistics.median(start[name] for start in found),
+            "ratio": statistics.median(s["raw"] / s[name] for s in found),
+            "spread": (max(raw) - min(raw)) / statistics.median(raw),
+            "raw_best": "struct.pack_into",
+            "ftrt_best": "",
+        }
+        for name, text in what.items()
+    ]

@@ -275,6 +275,7 @@ class RecvRing:
         self._map = ring
         self._words = ring.words
         self._octets = ring.octets
+        self._control: Any = memoryview(ring.words.data)
         self._readonly = memoryview(ring.memory).toreadonly()
         self._slots = ring[layout.W_SLOTS]
         self._capacity = ring[layout.W_SLOT_BYTES]
@@ -424,13 +425,16 @@ class RecvRing:
     @property
     def finished(self) -> bool:
         """The sender has closed and all was read."""
+        if not self._control[layout.W_CLOSED]:  # a plain look suffices for "not yet"
+            return False
         return bool(self._map[layout.W_CLOSED]) and self._next > self._map[layout.W_CLOSED_FRAMES]
 
     @property
     def exhausted(self) -> bool:
         """The sender's end was sealed and all that counts was read."""
-        sealed = self._map[layout.W_SEALED]
-        return bool(sealed) and self._next >= sealed
+        if not self._control[layout.W_SEALED]:
+            return False
+        return self._next >= self._map[layout.W_SEALED]
 
     def _refuse(self, verdict: int) -> None:
         """Count why a frame cannot be read, and ask for it again if it is damaged."""
