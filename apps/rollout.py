@@ -230,6 +230,8 @@ def learn(rt, options):
                 learner.add(message.array, last)
                 learner.commit(effect)
             effects.committed(message.stream, message.source, message.seq)
+            if last:
+                rt.progress(iteration, options.iterations)
             if last and iteration % 10 == 0 and not options.quiet:
                 show_progress(learner.curve, iteration)
     report(learner, options)

@@ -119,6 +119,7 @@ def receive(rt, sources, options):
         source: np.array(state.get(f"sums{source}", [0, 0, 0]), np.uint64) for source in sources
     }
     receivers = {source: rt.receiver(STREAM, source=source) for source in sources}
+    done = sum(int(count) for count, _, _ in sums.values())
     with Effects(options.effects, rt.rank) as effects:
         while receivers:
             for source, receiver in list(receivers.items()):
@@ -130,6 +131,8 @@ def receive(rt, sources, options):
                 with message.consume() as effect:
                     sums[source] = effect[f"sums{source}"] = added(sums[source], message.array)
                 effects.committed(message.stream, source, message.seq)
+                done += 1
+                rt.progress(done, options.messages * len(sources))
     return sums
 
 

@@ -27,7 +27,9 @@ from ftrt.host import evidence, libc
 from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory
 from ftrt.host.health import Health
 from ftrt.host.inject import Schedule
+from ftrt.host.shm import hold
 from ftrt.host.watch import Watch
+from ftrt.host.words import mpi_directory
 from ftrt.ledger.pool import remove_leftovers
 from ftrt.ledger.record import create_record, latest_epoch, read_record
 from ftrt.runtime.config import Config, environment_config
@@ -40,6 +42,10 @@ _SETTLE_S = 0.05
 _REFRESH_S = 0.05
 
 
+class LauncherGone(FtrtError):
+    """Nobody is left who follows the attempt: it ends at once."""
+
+
 class Agent:
     """One attempt of one job on this host."""
 
@@ -47,6 +53,7 @@ class Agent:
         self.config = config
         self.directory = job_directory(config.job, config.attempt)
         self.directory.mkdir(mode=0o700)
+        self._held = hold(self.directory)  # says that it is in use
         self.events = EventLog(config.ledger / "run", config.attempt)
         self.ledgers = evidence.Ledgers(config)
         self.rings = evidence.Rings(self.directory)
@@ -59,12 +66,15 @@ class Agent:
         self._unsettled: EpochId | None = None
         self._settle_at = self._refresh_at = 0.0
         self.over = False
+        self._grace_s = _GRACE_S
+        self._launcher: int | None = None
 
     # -- start -------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Make the board, wait for all processes, enter the first epoch of this attempt."""
         config = self.config
+        self._launcher = self._open_launcher()
         last = latest_epoch(config.ledger)
         self.ledgers.discard_after(last or 0)
         self.ledgers.prepare((last or 0) + 1)
@@ -84,12 +94,25 @@ class Agent:
         else:
             self._go_on(read_record(config.ledger, last), members)
 
+    def _open_launcher(self) -> int | None:
+        """A pidfd of the launcher, None where there is none to outlive."""
+        pid = self.config.launcher_pid
+        try:
+            return None if pid is None else os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise LauncherGone(f"the launcher (pid {pid}) is gone") from None
+
+    def _check_launcher(self) -> None:
+        if self._launcher is not None and select.select([self._launcher], [], [], 0)[0]:
+            raise LauncherGone(f"the launcher (pid {self.config.launcher_pid}) is gone")
+
     def _await_registration(self) -> None:
         deadline = time.monotonic() + self.config.init_timeout_s
         waiting = set(range(self.config.processes))
         while waiting:
             waiting = {p for p in waiting if self.board.get(p, Field.PHASE) < Phase.READY}
             self._beat()
+            self._check_launcher()
             if time.monotonic() > deadline:
                 raise FtrtError(
                     f"processes {sorted(waiting)} did not call ftrt.init() within "
@@ -132,6 +155,7 @@ class Agent:
         poller.register(self.watch.descriptor, select.POLLIN)
         while not self.over:
             poller.poll(_TICK_MS)
+            self._check_launcher()
             for process in self.watch.deaths():
                 self.died(process, "mutex")
             self._beat()
@@ -339,22 +363,46 @@ class Agent:
         self._enter_status(Status.FAILED)
         self.over = True
 
+    def stop(self, error: Exception) -> None:
+        """End the attempt because the agent itself cannot go on."""
+        reason = str(error)
+        if not isinstance(error, (FtrtError, OSError)):
+            log = self.config.run_directory / "agent.log"
+            reason = f"the host agent failed ({type(error).__name__}: {error}); see {log}"
+        if isinstance(error, LauncherGone):
+            self._grace_s = 0.0
+        if hasattr(self, "board"):
+            self.fail(reason)
+        else:
+            self.events.write("failed", reason=reason)
+
     # -- end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """See everybody off, by force after a grace; leave no shared memory behind."""
-        deadline = time.monotonic() + _GRACE_S
-        everybody = range(self.config.processes)
+        deadline = time.monotonic() + self._grace_s
         if hasattr(self, "watch"):
-            while any(self.watch.alive(p) for p in everybody) and time.monotonic() < deadline:
+            while any(map(self._must_leave, self._everybody)) and time.monotonic() < deadline:
                 self._beat()
                 self.board.ring_all()
                 time.sleep(0.01)
-            for process in everybody:
+            for process in filter(self._must_leave, self._everybody):
                 self.watch.send(process, signal.SIGKILL)
         self.ledgers.discard_blanks()
         shutil.rmtree(self.directory, ignore_errors=True)
         remove_leftovers(self.config.ledger, self.config.job)
+        if not self._grace_s:  # the launcher would have done it
+            shutil.rmtree(mpi_directory(self.config.job), ignore_errors=True)
+
+    @property
+    def _everybody(self) -> range:
+        return range(self.config.processes)
+
+    def _must_leave(self, process: int) -> bool:
+        """False once it is gone, or while it works on after the job's end: that is its own."""
+        ended = self.board.status is Status.ENDED
+        works_on = ended and self.board.get(process, Field.PHASE) == Phase.FINISHED
+        return not works_on and self.watch.alive(process)
 
 
 def _told_to_end(signum: int, frame: object) -> None:
@@ -378,16 +426,9 @@ def main() -> int:
         while not agent.over:
             with contextlib.suppress(InterruptedError):
                 agent.run()
-    except Exception as error:  # whatever it is, the ranks must hear of it at once
-        known = isinstance(error, (FtrtError, OSError))
-        if not known:
-            traceback.print_exc()
-        reason = str(error) if known else f"the host agent failed: {error!r} (see run/agent.log)"
-        print(f"ftrt agent: {reason}", file=sys.stderr, flush=True)
-        if hasattr(agent, "board"):
-            agent.fail(reason)
-        else:
-            agent.events.write("failed", reason=reason)
+    except Exception as error:
+        traceback.print_exc()
+        agent.stop(error)
     finally:
         agent.close()
     return 0

@@ -6,7 +6,6 @@ of aligned 64-bit words; those that both sides write (bells, counters) change by
 
 from __future__ import annotations
 
-import enum
 import mmap
 import os
 import time
@@ -16,71 +15,25 @@ from pathlib import Path
 import numpy as np
 
 from ftrt import atomics
-from ftrt.errors import DeadlineExceeded, InvariantBroken
+from ftrt.errors import DeadlineExceeded, InvariantBroken, UsageError
 from ftrt.host import libc
+from ftrt.host.words import (
+    DONE,
+    ENTRY_WORDS,
+    HEADER_WORDS,
+    MAGIC,
+    MAX_RANKS,
+    MESSAGES,
+    TOTAL,
+    VERSION,
+    Field,
+    Phase,
+    Status,
+    Word,
+    job_directory,
+)
 
-MAGIC = 0x4654_5254_424F_4152
-VERSION = 1
-_HEADER_WORDS = 1024
-_ENTRY_WORDS = 64
-_COUNTER_BASE = 128
-
-
-class Status(enum.IntEnum):
-    """State of the attempt, as the agent publishes it."""
-
-    STARTING = 0
-    RUNNING = 1
-    ENDED = 2
-    FAILED = 3
-
-
-class Phase(enum.IntEnum):
-    """What a process says it is doing."""
-
-    ABSENT = 0
-    STARTING = 1
-    READY = 2
-    RUNNING = 3
-    WAITING = 4
-    FINISHED = 5
-    RAISED = 6
-
-
-class Word(enum.IntEnum):
-    """Words of the header."""
-
-    MAGIC = 0
-    VERSION = 1
-    PROCESSES = 2
-    RANKS = 3
-    EPOCH = 4
-    STATUS = 5
-    AGENT_PID = 6
-    AGENT_BEAT = 7
-    RECOVERING = 8
-
-
-class Field(enum.IntEnum):
-    """Words of one process's entry."""
-
-    PID = 0
-    START_TICKS = 1
-    PHASE = 2
-    BEAT = 3
-    RANK_PLUS_1 = 4
-    SINCE_EPOCH = 5
-    BELL = 6
-    SLEEPING = 7
-    PROGRESS = 8
-    STALL_LIMIT_MS = 9
-    CANDIDATE = 10
-    MUTEX = 16
-
-
-def job_directory(job: str, attempt: int) -> Path:
-    """Directory of this attempt's shared memory (rings and board)."""
-    return Path("/dev/shm") / f"ftrt-{job[:8]}-{attempt}"
+__all__ = ["Board", "Field", "Phase", "Status", "Word", "job_directory", "wait_for_board"]
 
 
 class Board:
@@ -103,8 +56,10 @@ class Board:
     @classmethod
     def create(cls, path: Path, processes: int, ranks: int, agent_pid: int = 0) -> Board:
         """Make the board under a temporary name, mutexes included, then rename it into place."""
+        if ranks > MAX_RANKS:
+            raise UsageError(f"{ranks} ranks are too many: -n can be at most {MAX_RANKS}")
         temporary = path.with_suffix(".tmp")
-        size = 8 * (_HEADER_WORDS + processes * _ENTRY_WORDS)
+        size = 8 * (HEADER_WORDS + processes * ENTRY_WORDS)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -123,7 +78,7 @@ class Board:
 
     def index(self, process: int, field: Field) -> int:
         """Index into ``words`` of a field of a process's entry."""
-        return _HEADER_WORDS + process * _ENTRY_WORDS + field
+        return HEADER_WORDS + process * ENTRY_WORDS + field
 
     def get(self, process: int, field: Field) -> int:
         """Value of a field."""
@@ -169,15 +124,20 @@ class Board:
 
     def count_message(self, rank: int, count: int) -> int:
         """Add to the messages that logical ``rank`` sent or consumed; the new total."""
-        return int(atomics.add(self.words, _COUNTER_BASE + rank, count)) + count
+        return int(atomics.add(self.words, MESSAGES + rank, count)) + count
 
     def counter_index(self, rank: int) -> int:
         """Index into ``words`` of the messages that logical ``rank`` sent or consumed."""
-        return _COUNTER_BASE + rank
+        return MESSAGES + rank
 
     def messages(self, rank: int) -> int:
         """Messages that logical ``rank`` sent or consumed in this attempt."""
-        return int(self.words[_COUNTER_BASE + rank])
+        return int(self.words[MESSAGES + rank])
+
+    def tell_progress(self, rank: int, done: int, total: int) -> None:
+        """Store how far logical ``rank`` says it is; whoever reads both may be one call behind."""
+        self.words[TOTAL + rank] = total
+        self.words[DONE + rank] = done
 
 
 def wait_for_board(

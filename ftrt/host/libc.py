@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,6 +21,8 @@ _SYS_FUTEX = 202 if _X86 else 98
 _SYS_SCHED_SETATTR = 314 if _X86 else 274
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
+_PR_SET_PDEATHSIG = 1
+_DAEMONS = ("mpirun", "prterun", "prted", "orted")
 
 #: Bytes reserved for one ``pthread_mutex_t`` (40 on x86-64, 48 on ARM64).
 MUTEX_BYTES = 64
@@ -83,6 +86,23 @@ def ask_short_slice(slice_us: int = 100) -> bool:
     """Ask the scheduler for short slices for this thread (SCHED_OTHER, no privilege needed)."""
     attributes = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, slice_us * 1000, 0, 0)
     return _libc.syscall(_SYS_SCHED_SETATTR, 0, attributes, 0) == 0
+
+
+def end_with_mpirun() -> None:
+    """Have the kernel kill this process once its parent is gone, if that is a daemon of mpirun.
+
+    A rank without its daemon belongs to no job any more, and nobody else would end it.
+    """
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/comm") as comm:
+            if comm.read().strip() not in _DAEMONS:
+                return
+    except OSError:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it went before we asked
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def process_start_ticks(pid: int) -> int:

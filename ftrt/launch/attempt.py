@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import time
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ftrt.host.shm import hold
+from ftrt.host.words import job_directory, mpi_directory
 from ftrt.launch import leftovers
-from ftrt.launch.judge import Verdict, judge, read_ranks
+from ftrt.launch.gauge import Gauge
+from ftrt.launch.judge import Verdict, before_the_job, judge, read_ranks
 from ftrt.launch.output import Output
 from ftrt.launch.screen import PlainScreen, Suspicions
+from ftrt.launch.starting import Children
 
-#: How long mpirun may take to end once the ranks are done, have failed, or were told to stop.
+#: How long mpirun may take to end once all ranks are done and gone.
 GRACE_S = 5.0
+
+#: How long it may take once the attempt is lost: what ranks have printed still comes through.
+BAD_GRACE_S = 1.0
+
+_MPIRUN_ENDS_S = 1.0
 _POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
 
 
 class Stop:
@@ -75,8 +86,8 @@ class Attempt:
     ----------
     command, env : list of str, dict
         What to start.
-    directory : Path
-        ``run/attempt-A`` of the ledger, where the ranks record how they ended.
+    ledger : Path
+        The ledger's directory; the ranks record below ``run/attempt-A`` how they ended.
     ranks : int
         Number of ranks that have to record it.
     """
@@ -85,25 +96,31 @@ class Attempt:
         self,
         command: list[str],
         env: dict[str, str],
-        directory: Path,
+        ledger: Path,
         ranks: int,
         events: Events,
         screen: PlainScreen,
     ) -> None:
         self._command = command
         self._env = env
-        self._directory = directory
+        self._number = int(env["FTRT_ATTEMPT"])
+        self._ledger = ledger
+        self._directory = ledger / "run" / f"attempt-{self._number}"
         self._ranks = ranks
         self._events = events
         self._screen = screen
-        self._number = int(env["FTRT_ATTEMPT"])
         self._suspicions = Suspicions()
+        self._gauge = Gauge(job_directory(env["FTRT_JOB"], self._number) / "board")
+        self._lost_since: float | None = None
         self.output = Output(screen.out, screen.err)
         self.records: dict[int, dict[str, Any]] = {}
 
     def run(self, stop: Stop) -> Verdict:
         """Start, follow and tear down; the verdict of a stopped attempt is 'failed'."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        shared = mpi_directory(self._env["FTRT_JOB"])
+        shared.mkdir(mode=0o700, exist_ok=True)
+        held = hold(shared)
         process = subprocess.Popen(
             self._command,
             env=self._env,
@@ -113,56 +130,112 @@ class Attempt:
             text=True,
             errors="replace",
             start_new_session=True,  # so that its group can be signalled without us in it
+            preexec_fn=_end_with_parent(os.getpid()),
         )
         try:
             if process.stdout is not None and process.stderr is not None:
                 self.output.follow(process.stdout, process.stderr)
             verdict = self._follow(process, stop)
-            self._wait(process, GRACE_S)
+            if verdict.kind == "done":
+                self._see_off(process, stop)
+            self._wait(process, GRACE_S if verdict.kind == "done" else BAD_GRACE_S)
         finally:
             self._tear_down(process)
+            if held is not None:
+                os.close(held)
         self._show_events()  # and the output was read to its end
-        return verdict if stop.signum else self._with_reason(self._judge(ended=True))
+        if stop.signum:
+            return Verdict("failed", f"stopped by {signal.Signals(stop.signum).name}")
+        return self._final(verdict, process.returncode)
 
     def _follow(self, process: subprocess.Popen[str], stop: Stop) -> Verdict:
         """Return once the attempt is decided, told to stop, or without an mpirun."""
+        processes = self._ranks + int(self._env["FTRT_SPARES"])
+        children = Children(process.pid, processes)
         while True:
             ended = process.poll() is not None
             self._show_events()
             verdict = self._judge(ended)
             if stop.signum:
                 _signal_group(process, stop.signum)
-                return Verdict("failed", f"stopped by {signal.Signals(stop.signum).name}")
+                return Verdict("failed", "stopped")
+            if verdict.kind == "running" and (reason := self._reason()):
+                return Verdict("failed", reason)
+            if verdict.kind == "running" and not self._gauge.running:
+                verdict = self._judge_start(children)
             if verdict.kind != "running":
                 return verdict
             time.sleep(_POLL_S)
 
     def _judge(self, ended: bool) -> Verdict:
         self.records = read_ranks(self._directory, self._ranks)
-        verdict = judge(self.records, self._ranks, ended)
-        raised_early = ended and not self.records and self.output.tracebacks.shown
-        if verdict.kind == "failed" and raised_early:
-            reason = "the program raised before it had joined the job"
-            return Verdict("error", reason, raised_early[0])
-        return verdict
+        return judge(self.records, self._ranks, ended)
 
-    def _show_events(self) -> None:
-        new = self._events.new(self._number)
-        for event in self._suspicions.pass_on(new, time.monotonic()):
-            self._screen.event(event)
-        counts = Counter(event.get("event") for event in self._events.seen)
-        self._screen.progress(
-            f"attempt {self._number}, faults: {counts['fault']}, recoveries: {counts['recovery']}, "
-            f"{len(self.records)} of {self._ranks} ranks ended"
+    def _judge_start(self, children: Children) -> Verdict:
+        """A process that is gone before the job runs will never join it."""
+        lost = children.missing()
+        now = time.monotonic()
+        if not lost:
+            self._lost_since = None
+            return Verdict("running")
+        self._lost_since = self._lost_since or now
+        if now - self._lost_since < _MPIRUN_ENDS_S:
+            return Verdict("running")  # mpirun may be about to tell it better
+        return Verdict(
+            "error",
+            f"process {lost[0]} ended without ftrt.init(), and the others wait for it: "
+            "every process calls it, and the spares among them wait inside",
         )
 
-    def _with_reason(self, verdict: Verdict) -> Verdict:
-        """The host's agent knows best why nothing could be repaired."""
+    def _final(self, decided: Verdict, status: int | None) -> Verdict:
+        """The verdict once everything is recorded and nobody is left."""
+        verdict = self._judge(ended=True)
+        if verdict.kind != "failed":
+            return verdict
+        if decided.kind == "error":
+            return decided
+        if reason := self._reason():  # the host's agent knows best why nothing could be repaired
+            return Verdict("failed", reason)
+        if self.records or self._began():
+            return verdict
+        if shown := self.output.tracebacks.shown:
+            return Verdict("error", "the program raised before it had joined the job", shown[0])
+        return before_the_job(status)
+
+    def _began(self) -> bool:
+        """Was an epoch of this attempt ever in force?"""
+        if self._gauge.running:
+            return True
+        records = sorted((self._ledger / "epochs").glob("*.json"))
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return json.loads(records[-1].read_text()).get("attempt") == self._number
+        return False
+
+    def _reason(self) -> str:
+        """Why the host's agent gave the attempt up, empty if it did not."""
         for event in self._events.seen:
-            known = event.get("event") == "failed" and event.get("attempt") == self._number
-            if verdict.kind == "failed" and known and event.get("reason"):
-                return Verdict("failed", str(event["reason"]))
-        return verdict
+            if event.get("event") == "failed" and event.get("attempt") == self._number:
+                return str(event.get("reason") or "no reason was recorded")
+        return ""
+
+    def _show_events(self) -> None:
+        now = time.monotonic()
+        for event in self._suspicions.pass_on(self._events.new(self._number), now):
+            self._screen.event(event)
+        self._screen.progress(self._gauge.read(now))
+
+    def _see_off(self, process: subprocess.Popen[str], stop: Stop) -> None:
+        """Let the ranks do what their program does after the job's work, for as long as it takes.
+
+        Their work is recorded and safe; what is theirs alone ends like any program, or by a signal
+        to this launcher.
+        """
+        while process.poll() is None and leftovers.by_file(self._directory / "pids"):
+            if stop.signum:
+                _signal_group(process, stop.signum)
+                return
+            self._show_events()
+            time.sleep(_POLL_S)
 
     def _wait(self, process: subprocess.Popen[str], timeout_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,3 +251,15 @@ class Attempt:
 def _signal_group(process: subprocess.Popen[str], signum: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signum)
+
+
+def _end_with_parent(parent: int) -> Callable[[], None]:
+    """What a child does to get SIGTERM when its parent dies, even by SIGKILL (Linux)."""
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(1)
+
+    return ask

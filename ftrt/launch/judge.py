@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+_SIGNALLED = 128  # a shell's status of a program that a signal ended is this plus its number
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -47,7 +49,7 @@ def judge(records: dict[int, dict[str, Any]], ranks: int, ended: bool) -> Verdic
         by_status.setdefault(str(record.get("status")), []).append(rank)
     if errors := by_status.get("error"):
         record = records[errors[0]]
-        reason = f"rank {errors[0]} raised {record.get('reason') or 'an exception'}"
+        reason = f"rank {errors[0]} {_did(record.get('reason') or '')}"
         return Verdict("error", reason, record.get("traceback") or "")
     if failed := by_status.get("failed"):
         reason = records[failed[0]].get("reason") or "no reason was recorded"
@@ -58,3 +60,25 @@ def judge(records: dict[int, dict[str, Any]], ranks: int, ended: bool) -> Verdic
         return Verdict("running")
     missing = [str(rank) for rank in range(ranks) if rank not in records]
     return Verdict("failed", f"the job ended without a result of rank {', '.join(missing)}")
+
+
+def before_the_job(status: int | None) -> Verdict:
+    """Judge an attempt in which nobody joined and nobody raised; ``status`` is of mpirun.
+
+    A signal from outside is a failure that a restart may heal. Everything else is the program's.
+    """
+    if status is not None and (status < 0 or status > _SIGNALLED):
+        number = -status if status < 0 else status - _SIGNALLED
+        return Verdict("failed", f"signal {number} ended a process before the job began")
+    return Verdict(
+        "error",
+        f"the program ended (status {status}) before all of its processes had called ftrt.init(): "
+        "put the work inside `with ftrt.init() as rt:`",
+    )
+
+
+def _did(reason: str) -> str:
+    name, _, rest = reason.partition(": ")
+    if name == "SystemExit":
+        return f"called sys.exit({rest}) before its work was done"
+    return f"raised {reason or 'an exception'}"

@@ -20,7 +20,7 @@ def clean(job: str, attempt_dir: Path, deadline_s: float = 5.0) -> int:
     """
     killed: set[int] = set()
     end = time.monotonic() + deadline_s
-    while (alive := _by_environment(job) | _by_file(attempt_dir / "pids")) and (
+    while (alive := _by_environment(job) | by_file(attempt_dir / "pids")) and (
         time.monotonic() < end
     ):
         for pid in alive:
@@ -56,7 +56,8 @@ def _by_environment(job: str) -> set[int]:
     return found
 
 
-def _by_file(path: Path) -> set[int]:
+def by_file(path: Path) -> set[int]:
+    """Living processes that a ``pids`` file names, each with its start time."""
     if not path.exists():
         return set()
     found = set()

@@ -11,6 +11,7 @@ from typing import IO
 _TAG = re.compile(r"\[[^\[\],]+,(\d+)\]<std(?:out|err)>: ?")
 _DIGEST = re.compile(r"digest ([0-9a-fA-F]+)\s*")
 _TRACEBACK = "Traceback (most recent call last):"
+_SYNTAX = re.compile(r'  File ".*", line \d+$')  # a SyntaxError of the program has no header
 _CHAINED = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -64,7 +65,7 @@ class Tracebacks:
         """Take one line of the stderr of ``process``."""
         block = self._blocks.get(process)
         if block is None:
-            if text == _TRACEBACK:
+            if text == _TRACEBACK or _SYNTAX.match(text):
                 self._blocks[process] = [text]
             else:
                 self._show(text)

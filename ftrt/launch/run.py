@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import LedgerError, UsageError
+from ftrt.host.shm import sweep
+from ftrt.host.words import mpi_directory
 from ftrt.launch.attempt import Attempt, Events, Stop
 from ftrt.launch.faults import Fault, validate
 from ftrt.launch.judge import Verdict
@@ -84,6 +86,7 @@ def run_job(
     _check(options)
     mpirun = find_mpirun(options.mpirun)
     check_ulfm(mpirun)
+    sweep()
     job = str(uuid.uuid4())
     directory = Path(options.ledger or f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
     with _ledger(directory, job, options), screen or make_screen() as shown, Stop() as stop:
@@ -131,10 +134,13 @@ class _Job:
 
     def _attempt(self, number: int, stop: Stop) -> Verdict:
         options = self._options
+        settings = self._settings(number)
+        processes = options.ranks + options.spares
+        shared = str(mpi_directory(self.report.job))
         attempt = Attempt(
-            command(self._mpirun, options.ranks + options.spares, options.program, options.args),
-            environment(self._settings(number)),
-            self._directory / "run" / f"attempt-{number}",
+            command(self._mpirun, processes, options.program, options.args, shared),
+            environment(settings),
+            self._directory,
             options.ranks,
             self._events,
             self._screen,
@@ -151,6 +157,7 @@ class _Job:
         options = self._options
         settings = {
             "FTRT_LAUNCHER": "run",
+            "FTRT_LAUNCHER_PID": str(os.getpid()),
             "FTRT_LEDGER": str(self._directory),
             "FTRT_JOB": self.report.job,
             "FTRT_ATTEMPT": str(attempt),
@@ -177,6 +184,8 @@ class _Job:
         report.epochs = len(list((self._directory / "epochs").glob("*.json")))
         report.faults = [event for event in self._events.seen if event.get("event") == "fault"]
         report.recoveries = [e for e in self._events.seen if e.get("event") == "recovery"]
+        if (report.faults or report.recoveries) and status <= EXIT_IMPOSSIBLE:
+            self._screen.note(summary_line(report))
         if status == EXIT_OK:
             report.audit = self._audited()
             self._screen.note(audit_line(report.audit))
@@ -195,10 +204,26 @@ class _Job:
 
 def audit_line(audit: dict[str, Any]) -> str:
     """Return the one line that an audit comes down to."""
+    always = ("sent", "consumed", "duplicates", "losses")
     names = ("sent", "consumed", "dropped", "duplicates", "losses", "open")
-    counts = ", ".join(f"{name} {_count(audit[name])}" for name in names if name in audit)
+    shown = (n for n in names if n in audit and (n in always or _count(audit[n])))
+    counts = ", ".join(f"{name} {_count(audit[name])}" for name in shown)
     told = counts or audit.get("error") or "nothing recorded"
     return f"audit {'ok' if audit.get('ok') else 'NOT OK'}: {told}"
+
+
+def summary_line(report: Report) -> str:
+    """Return the line that counts what happened to a job."""
+    spans_ms = [sum(recovery["phases_ms"].values()) for recovery in report.recoveries]
+    worst = f" (the longest {max(spans_ms):.1f} ms)" if spans_ms else ""
+    counts = [_plural(len(report.faults), "fault"), _plural(len(spans_ms), "recovery") + worst]
+    counts += [_plural(report.epochs, "epoch"), _plural(report.attempts, "attempt")]
+    return ", ".join(counts)
+
+
+def _plural(count: int, noun: str) -> str:
+    many = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return f"{count} {noun if count == 1 else many}"
 
 
 def _count(value: Any) -> Any:

@@ -7,17 +7,31 @@ import threading
 import time
 from typing import Any
 
-#: Words of an event's line, by its name; events that are not here are not shown.
+from ftrt.launch.gauge import Reading
+
+#: How often the screen without a terminal says where the job is.
+PLAIN_PERIOD_S = 10.0
+
+BAR_COLUMNS = 14
+
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 8
+_INDENT = 20  # where the text of an event's line begins
+_GOOD = ("recovery", "cleared", "healed")
+
+#: Words of an event's line, by its name; events that are not here are not shown. Why an attempt
+#: failed is told by the verdict on it, and who was promoted by the recovery.
 _WORDS = {
     "fault": "fault",
     "died": "died",
     "suspected": "suspected",
     "cleared": "cleared",
     "recovery": "recovery",
-    "promoted": "promoted",
-    "failed": "failed",
     "evicted": "evicted",
     "fenced": "fenced",
+    "damaged": "damaged",
+    "healed": "healed",
+    "aborted": "aborted",
 }
 
 
@@ -25,7 +39,7 @@ def event_line(event: dict[str, Any]) -> str | None:
     """Return the line that tells an event, or None if it is not worth one.
 
     >>> event_line({"t": 1.5, "event": "recovery", "rank": 1, "phases_ms": {"close": 0.21}})
-    '  1.500 s  recovery   rank 1, close 0.2 ms'
+    '  1.500 s recovery  rank 1, 0.2 ms: close 0.2'
     """
     word = _WORDS.get(str(event.get("event")))
     if word is None:
@@ -34,12 +48,52 @@ def event_line(event: dict[str, Any]) -> str | None:
     if _given(event, "kind"):
         parts.insert(0, str(event["kind"]))
     if phases := event.get("phases_ms"):
-        parts.append(", ".join(f"{name} {ms:.1f}" for name, ms in phases.items()) + " ms")
+        each = " ".join(f"{name} {ms:.1f}" for name, ms in phases.items())
+        parts.append(f"{sum(phases.values()):.1f} ms: {each}")
     elif _given(event, "by"):
         parts.append(f"by {event['by']}")
     if event.get("reason"):
         parts.append(str(event["reason"]))
-    return f"{_time(event):7.3f} s  {word:<9}  {', '.join(parts)}"
+    return f"{_time(event):7.3f} s {word:<9} {', '.join(parts)}"
+
+
+def progress_line(reading: Reading) -> str:
+    """Return where a job is, in words that fit beside a bar in 80 columns.
+
+    >>> progress_line(Reading(2, (30, 40), (5.0, 20.0), done=1, total=4, left_s=65.0))
+    ' 25%  1:05 left  70 msg  25/s ▂█  epoch 2'
+    """
+    parts = []
+    if reading.fraction is not None:
+        parts.append(f"{reading.fraction:4.0%}")
+        if reading.left_s is not None:
+            parts.append(f"{_clock(reading.left_s)} left")
+    rates = reading.rates_per_s
+    parts.append(f"{_short(sum(reading.messages))} msg")
+    parts.append(f"{_short(sum(rates))}/s {_bars(rates)}".rstrip())
+    parts.append(f"epoch {reading.epoch}")
+    return "  ".join(parts)
+
+
+def _bars(rates: tuple[float, ...]) -> str:
+    """One bar a rank, the fastest the highest: who stands still is seen at once."""
+    most = max(rates, default=0.0)
+    if len(rates) > _MOST_BARS or most <= 0:
+        return ""
+    return "".join(_HEIGHTS[round(rate / most * (len(_HEIGHTS) - 1))] for rate in rates)
+
+
+def _short(number: float) -> str:
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if number >= size:
+            return f"{number / (1e3 if unit == 'k' else size):.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def _given(event: dict[str, Any], name: str) -> bool:
@@ -69,6 +123,10 @@ class Suspicions:
                 self._held[process] = (now, event)
             elif name == "cleared":
                 shown += self._end(process, event)
+            elif name == "died":  # its line says why
+                self._held.pop(process, None)
+                self._lasting.discard(process)
+                shown.append(event)
             else:
                 shown.append(event)
         for process, (since, event) in list(self._held.items()):
@@ -96,6 +154,7 @@ class PlainScreen:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._start_s = self._told_s = time.monotonic()
 
     def __enter__(self) -> PlainScreen:
         return self
@@ -122,8 +181,12 @@ class PlainScreen:
         if (line := event_line(event)) is not None:
             self.note(line)
 
-    def progress(self, text: str) -> None:
-        """Show where the job is; only a terminal does."""
+    def progress(self, reading: Reading | None) -> None:
+        """Show where the job is: here a line now and then."""
+        now = time.monotonic()
+        if reading is not None and now - self._told_s >= PLAIN_PERIOD_S:
+            self._told_s = now
+            self.note(f"{now - self._start_s:7.0f} s  {progress_line(reading)}")
 
 
 class TerminalScreen(PlainScreen):
@@ -132,45 +195,65 @@ class TerminalScreen(PlainScreen):
     def __init__(self) -> None:
         super().__init__()
         from rich.console import Console
-        from rich.live import Live
-        from rich.spinner import Spinner
+        from rich.progress import BarColumn, Progress, TextColumn
 
-        self._console = Console(highlight=False)
-        self._spinner = Spinner("line", "starting")
-        self._live = Live(
-            self._spinner, console=self._console, refresh_per_second=8, transient=True
+        self._console = Console(highlight=False, emoji=False)
+        self._bar = Progress(
+            TextColumn("{task.fields[elapsed]}", style="cyan"),
+            BarColumn(bar_width=BAR_COLUMNS),
+            TextColumn("{task.description}"),
+            console=self._console,
+            refresh_per_second=8,
+            transient=True,
         )
-        self._start = time.monotonic()
+        self._task = self._bar.add_task("starting", total=None, elapsed="")
 
     def __enter__(self) -> TerminalScreen:
-        self._live.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._live.stop()
+        self._bar.stop()
 
     def note(self, text: str) -> None:
         """Show a line of ftrt's own."""
-        self._console.print(text, style="cyan", markup=False)
+        self._own(text, "cyan")
 
     def out(self, text: str) -> None:
-        """Pass on a line of the program's stdout."""
-        self._console.print(text, markup=False)
+        """Pass on a line of the program's stdout, as it is."""
+        self._console.out(text, highlight=False)
 
     def err(self, text: str) -> None:
-        """Pass on a line of the program's stderr."""
-        self._console.print(text, style="dim", markup=False)
+        """Pass on a line of the program's stderr, as it is."""
+        self._console.out(text, highlight=False, style="dim")
 
     def event(self, event: dict[str, Any]) -> None:
         """Show an event of the job as it happens."""
         if (line := event_line(event)) is not None:
-            style = "green" if event.get("event") in ("recovery", "promoted", "cleared") else "red"
-            self._console.print(line, style=style, markup=False)
+            self._own(line, "green" if event.get("event") in _GOOD else "red")
 
-    def progress(self, text: str) -> None:
-        """Show where the job is."""
-        elapsed = time.monotonic() - self._start
-        self._spinner.update(text=f"{elapsed:5.0f} s  {text}")
+    def progress(self, reading: Reading | None) -> None:
+        """Move the bar."""
+        elapsed = f"{time.monotonic() - self._start_s:5.0f} s"
+        if reading is None:
+            self._bar.update(self._task, elapsed=elapsed)
+            return
+        total = reading.total or None
+        done = min(reading.done, reading.total)
+        text = progress_line(reading)
+        self._bar.update(self._task, completed=done, total=total, description=text, elapsed=elapsed)
+
+    def _own(self, text: str, style: str) -> None:
+        from rich.text import Text
+
+        first, rest = text[:_INDENT], text[_INDENT:]
+        if len(text) <= self._console.width or not text.startswith(" "):
+            self._console.print(text, style=style, markup=False)
+            return
+        lines = Text(rest, style).wrap(self._console, self._console.width - _INDENT)
+        for line in lines:
+            self._console.print(Text(first, style) + line)
+            first = " " * _INDENT
 
 
 def make_screen() -> PlainScreen:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import json
 import os
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -34,7 +31,7 @@ from ftrt.ledger.pool import LedgerPool
 from ftrt.ledger.seal import durably_consumed
 from ftrt.ledger.spool import Spool
 from ftrt.ledger.sync import Syncer
-from ftrt.runtime import direct
+from ftrt.runtime import direct, ending
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
 from ftrt.runtime.faults import Injector
@@ -283,6 +280,13 @@ class Runtime:
         """Call ``hook(rt)`` after this rank moved to a new epoch as a survivor."""
         self._recovery_hooks.append(hook)
 
+    def progress(self, done: int, total: int) -> None:
+        """Tell whoever watches the job that this rank has done ``done`` of ``total`` steps.
+
+        The progress bar shows the sums over the ranks that tell; it costs two stores.
+        """
+        self.job.board.tell_progress(self.rank, done, total)
+
     # -- used by the stream ends ---------------------------------------------------------------
 
     def link(self, stream: str, source: int, dest: int) -> Link:
@@ -406,18 +410,15 @@ class Runtime:
             try:
                 self._finish()
             except FtrtError as failure:
-                self._give_up(failure)
+                ending.give_up(self.config, self.rank, failure)
             return
         if isinstance(error, _NOT_THE_PROGRAMS):
-            self._give_up(error)
+            ending.give_up(self.config, self.rank, error)
         if isinstance(error, SystemExit) and not error.code:
             self._finish()
             return
         self.job.board.put(self.job.process, Field.PHASE, Phase.RAISED)
-        self._report("error", f"{kind.__name__}: {error}", traceback.format_exc())
-        if not self.config.launched:
-            traceback.print_exc()
-        mpi.leave(1)
+        ending.raised(self.config, self.rank, error)
 
     def _finish(self) -> None:
         for sender in self._senders:
@@ -425,23 +426,9 @@ class Runtime:
         self.job.finish(self._serve)
         if self._syncer is not None:
             self._syncer.stop()
-        self._report("done", "")
+        ending.report(self.config, self.rank, "done")
+        ending.watch_what_follows(self.config, self.rank)
         self.job.leave_at_exit()
-
-    def _give_up(self, failure: FtrtError) -> None:
-        status = "fenced" if isinstance(failure, Fenced) else "failed"
-        if status == "failed":
-            self._report(status, str(failure))
-        if status == "fenced" or not self.config.launched:  # else the launcher tells it, once
-            print(f"ftrt: {failure}", file=sys.stderr)
-        mpi.leave(3)
-
-    def _report(self, status: str, reason: str, trace: str = "") -> None:
-        path = self.config.run_directory / f"rank-{self.rank}.json"
-        report = {"rank": self.rank, "status": status, "reason": reason, "traceback": trace}
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(report))
-        os.replace(temporary, path)
 
 
 def _check_stream_name(stream: str) -> None:
@@ -465,11 +452,10 @@ def init() -> Runtime:
     UsageError
         Neither ``ftrt run`` nor ``mpirun --with-ft ulfm`` started this process.
     """
+    libc.end_with_mpirun()
     direct.prepare()
     config = environment_config()
     try:
         return Runtime(config)
     except _NOT_THE_PROGRAMS as failure:
-        if not config.launched:  # else the launcher tells it, once
-            print(f"ftrt: {failure}", file=sys.stderr)
-        mpi.leave(3)
+        ending.give_up(config, None, failure)

@@ -93,6 +93,9 @@ class Runtime:
     def receiver(self, name, source):
         return Receiver(self, name, source)
 
+    def progress(self, done, total):
+        self.told = done, total
+
     def restore(self):
         return dict(self.cluster.states[self.rank]) or None
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ftrt.launch.judge import judge, read_ranks
+from ftrt.launch.judge import before_the_job, judge, read_ranks
 from ftrt.launch.run import audit_line
 from ftrt.launch.screen import Suspicions, event_line
 
@@ -41,6 +41,26 @@ def test_reason_names_the_rank():
     assert judge({1: ERROR}, 2, False).traceback == "T"
 
 
+def test_a_program_that_leaves_is_not_said_to_raise():
+    left = record("error", "SystemExit: 2")
+    reason = judge({1: left}, 2, False).reason
+    assert reason == "rank 1 called sys.exit(2) before its work was done"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "says"),
+    [
+        (0, "error", "status 0"),
+        (3, "error", "status 3"),
+        (137, "failed", "signal 9"),
+        (-15, "failed", "signal 15"),
+    ],
+)
+def test_an_end_before_the_job(status, kind, says):
+    verdict = before_the_job(status)
+    assert verdict.kind == kind and says in verdict.reason
+
+
 def test_half_written_record_counts_as_absent(tmp_path):
     (tmp_path / "rank-0.json").write_text(json.dumps(DONE))
     (tmp_path / "rank-1.json").write_text('{"status": "do')
@@ -50,13 +70,14 @@ def test_half_written_record_counts_as_absent(tmp_path):
 def test_event_line_has_phases_in_ms():
     phases = {"close": 0.5, "record": 1.26}
     event = {"t": 2, "event": "recovery", "rank": 1, "epoch": 2, "phases_ms": phases}
-    assert event_line(event) == "  2.000 s  recovery   rank 1, epoch 2, close 0.5, record 1.3 ms"
+    assert event_line(event) == "  2.000 s recovery  rank 1, epoch 2, 1.8 ms: close 0.5 record 1.3"
     assert event_line({"event": "progress"}) is None
 
 
 def test_audit_line_counts():
     line = audit_line({"ok": False, "sent": 3, "losses": [{"seq": 2}], "open": []})
-    assert line == "audit NOT OK: sent 3, losses 1, open 0"
+    assert line == "audit NOT OK: sent 3, losses 1"
+    assert audit_line({"ok": True, "sent": 3, "dropped": 1}) == "audit ok: sent 3, dropped 1"
 
 
 def suspected(t):

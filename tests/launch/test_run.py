@@ -156,7 +156,7 @@ def test_pids_file_names_leftovers_by_start_time(tmp_path):
     assert child.wait(5) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGTERM])
 def test_signal_ends_the_job(tmp_path, signum):
     program = tmp_path / "program.py"
     program.write_text(PRELUDE + "(run / f'up-{rank}').touch()\ntime.sleep(120)")

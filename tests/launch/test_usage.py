@@ -92,7 +92,7 @@ def test_order_in_which_mpirun_is_found(tmp_path, monkeypatch):
 
 
 def test_command_line():
-    line = command("mpirun", 5, "app.py", ["--x", "1"])
+    line = command("mpirun", 5, "app.py", ["--x", "1"], "/dev/shm/x")
     assert line[:3] == ["mpirun", "--with-ft", "ulfm"]
     assert ("--allow-run-as-root" in line) == (os.geteuid() == 0)
     assert line[line.index("-n") + 1] == "5"

@@ -1,0 +1,53 @@
+"""Directories in shared memory: who keeps one locks it, so that what nobody keeps can be told."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+_SHM = Path("/dev/shm")
+_LOCKED_AFTER_S = 5.0
+
+
+def sweep() -> int:
+    """Remove the shared memory of attempts that nobody holds any more; return how many there were.
+
+    Whoever keeps such a directory locks it. Only a SIGKILL of the launcher *and* the agent leaves
+    one behind: either of them removes it otherwise.
+    """
+    count = 0
+    for path in filter(_is_ours, _SHM.glob("ftrt-*-*")):
+        if _is_old(path) and (descriptor := hold(path)) is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(descriptor)
+            count += 1
+    return count
+
+
+def hold(directory: Path) -> int | None:
+    """Lock ``directory`` until the returned descriptor is closed; None if somebody else does."""
+    descriptor = None
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_ours(path: Path) -> bool:
+    return re.fullmatch(r"ftrt-[0-9a-f]{8}-(\d+|mpi)", path.name) is not None
+
+
+def _is_old(path: Path) -> bool:
+    """Has whoever made it had the time to lock it?"""
+    try:
+        return time.time() - path.stat().st_ctime > _LOCKED_AFTER_S
+    except OSError:
+        return False

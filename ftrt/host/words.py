@@ -1,0 +1,78 @@
+"""Layout of the board: which 64-bit word means what. Imports nothing that takes time."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+MAGIC = 0x4654_5254_424F_4152
+VERSION = 2
+HEADER_WORDS = 4096
+ENTRY_WORDS = 64
+
+#: Most logical ranks of a job: each has one word in each of three arrays of the header.
+MAX_RANKS = 1024
+#: Messages that each rank sent or consumed, then what :meth:`Runtime.progress` said.
+MESSAGES, DONE, TOTAL = 128, 128 + MAX_RANKS, 128 + 2 * MAX_RANKS
+
+
+class Status(enum.IntEnum):
+    """State of the attempt, as the agent publishes it."""
+
+    STARTING = 0
+    RUNNING = 1
+    ENDED = 2
+    FAILED = 3
+
+
+class Phase(enum.IntEnum):
+    """What a process says it is doing."""
+
+    ABSENT = 0
+    STARTING = 1
+    READY = 2
+    RUNNING = 3
+    WAITING = 4
+    FINISHED = 5
+    RAISED = 6
+
+
+class Word(enum.IntEnum):
+    """Words of the header."""
+
+    MAGIC = 0
+    VERSION = 1
+    PROCESSES = 2
+    RANKS = 3
+    EPOCH = 4
+    STATUS = 5
+    AGENT_PID = 6
+    AGENT_BEAT = 7
+    RECOVERING = 8
+
+
+class Field(enum.IntEnum):
+    """Words of one process's entry."""
+
+    PID = 0
+    START_TICKS = 1
+    PHASE = 2
+    BEAT = 3
+    RANK_PLUS_1 = 4
+    SINCE_EPOCH = 5
+    BELL = 6
+    SLEEPING = 7
+    PROGRESS = 8
+    STALL_LIMIT_MS = 9
+    CANDIDATE = 10
+    MUTEX = 16
+
+
+def job_directory(job: str, attempt: int) -> Path:
+    """Directory of this attempt's shared memory (rings and board)."""
+    return Path("/dev/shm") / f"ftrt-{job[:8]}-{attempt}"
+
+
+def mpi_directory(job: str) -> Path:
+    """Directory of MPI's own shared memory, which a killed rank would leave behind."""
+    return Path("/dev/shm") / f"ftrt-{job[:8]}-mpi"
