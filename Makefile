@@ -6,11 +6,12 @@ CONFIG := setup.cfg pyproject.toml
 SOURCES = $(shell find ftrt -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check clean
+.PHONY: help run test check sim clean
 
 help:
 	@echo "make run    a rollout job that loses a worker, compared with the run without a fault"
 	@echo "make test   the tests"
+	@echo "make sim    100,000 simulated seeds; writes docs/results/simulator.md"
 	@echo "make check  formatter, linter, type checker and tests"
 	@echo "make clean  remove .venv and build products"
 
@@ -46,6 +47,10 @@ check: .venv/.dev .venv/.warm
 	$(BIN)/ruff check .
 	$(BIN)/mypy ftrt
 	$(BIN)/python -m pytest -q
+
+# In pieces of its own; started again it goes on where it was.
+sim: .venv/.base
+	$(BIN)/python -m ftrt.sim.long
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -146,6 +146,24 @@ def _cell(value: Any) -> str:
     return str(len(value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+@main.command()
+@click.option("--ranks", type=int, default=4, show_default=True, help="Ranks of the job.")
+@click.option("--seeds", type=int, default=1000, show_default=True, help="How many seeds to run.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The first of them.")
+@click.option("--workers", type=int, help="Processes to run them in; by default one per core.")
+@click.option("--save", metavar="FILE", help="Write the first bad seed, made small, here.")
+@click.option("--replay", metavar="FILE", help="Run a case that --save wrote, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def sim(**options: Any) -> None:
+    """Run the recovery against simulated faults, each seed a job of its own.
+
+    Exit status: 0 no promise was broken; 1 one was (the first bad seed is told); 2 usage.
+    """
+    from ftrt.sim.command import command
+
+    sys.exit(command(click.echo, **options))
+
+
 @click.group()
 def bench() -> None:
     """Measure ftrt against the plain way to do the same, alternating in one run."""

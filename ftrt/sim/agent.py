@@ -193,8 +193,8 @@ class Agent:
                 return
         self.world.faults.moment("closed", self)
         self.tell(ev.LedgersClosed(epoch, marks))
-        if self.world.chance(0.1):
-            self.tell(ev.LedgersClosed(epoch, marks))
+        if self.world.chance(0.15):  # answered twice, the second time late
+            self.world.after(self.world.span(0, 600), self.tell, ev.LedgersClosed(epoch, marks))
 
     def close_ledger(self, epoch: int, rank: int, marks: dict[Key, StreamMarks]) -> None:
         """Close a ledger and add what counts in it; of another host's only what is written."""
@@ -202,7 +202,7 @@ class Agent:
         here = ledger.home in (-1, self.host)
         if here:
             ledger.closed = True
-            ledger.durable = len(ledger.events)
+            ledger.write(len(ledger.events))
         self.seal(ledger, ledger.durable, marks)
 
     def seal(self, ledger: Ledger, length: int, marks: dict[Key, StreamMarks]) -> None:
@@ -236,7 +236,7 @@ class Agent:
             if self.world.tracing:
                 self.world.note(f"record of epoch {effect.epoch} exists: {effect.members}")
             self.tell(ev.RecordCreated(effect.epoch))
-            self.peers.created(record)
+            self.world.after(self.world.span(5, 150), self.peers.created, record)
         else:
             self.find(effect.epoch.counter)
 
@@ -257,6 +257,7 @@ class Agent:
         for rank, length in self.seals.items():
             ledger = storage.ledger(effect.parent.counter, rank)
             record.states[rank] = state_after(parent.states.get(rank, {}), ledger, length)
+        record.dead = effect.dead
         record.delivered = {k: n for k, n in self.delivered.items() if n}
         return record
 
@@ -297,6 +298,23 @@ class Agent:
             self.board.assigned[effect.process] = effect.rank
             process.wake()
 
+    def _late_signs(self) -> None:
+        """Once it is over signs of its processes still come in; the core answers nothing."""
+        if not self.world.chance(0.2):
+            return
+        core = self.core
+        process = self.world.dice.choice(sorted(core.now.acting.processes))
+        for event in (
+            ev.Suspected(process),
+            ev.Cleared(process),
+            ev.ProcessDied(process, "mutex"),
+            ev.ProcessFinished(process),
+            ev.CloseAsked(core.epoch),
+            ev.LedgersClosed(core.epoch),
+        ):
+            self.world.count("recovery", core.state.name, type(event).__name__)
+            self.world.checks.history.quiet(self, core.handle(event))
+
     def _do_End(self, effect: fx.End) -> None:
         self.end("ended")
 
@@ -308,6 +326,8 @@ class Agent:
         if self.outcome:
             return
         self.outcome = outcome
+        if self.core.state in (State.ENDED, State.FAILED):
+            self._late_signs()
         self.board.over = True
         self.board.failed = outcome != "ended"
         if self.world.tracing:

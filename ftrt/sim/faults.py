@@ -22,7 +22,7 @@ class Faults:
         self.world = world
         self._waiting = [f for f in world.plan.faults if isinstance(f.when, str)]
         self._full_disk = False
-        self.fired = 0
+        self.fired = self.inside = 0
 
     def arm(self) -> None:
         """Put the faults that have a time on the clock."""
@@ -43,6 +43,7 @@ class Faults:
         if self.world.healed or self.world.launcher.done:
             return
         self.fired += 1
+        self.inside += isinstance(fault.when, str)
         if self.world.tracing:
             self.world.note(f"fault {fault}")
         getattr(self, "_" + fault.kind.replace("-", "_"))(fault)
@@ -137,12 +138,16 @@ class Faults:
         self.world.after(fault.length, self.world.network.heal)
 
     def _doubt(self, fault: Fault) -> None:
-        """One agent holds a living host for dead, for a while."""
+        """One agent holds a living host for dead, for a while; one of the two coordinates."""
         agents = self.world.launcher.now.agents
-        agent = self._agent(fault)
-        other = (agent.host + 1 + fault.length) % len(agents)
-        if other != agent.host:
-            self._doubts(agent, other, 0, fault.length)
+        first = min((a.host for a in agents.values() if not a.over), default=0)
+        other = (first + 1 + fault.length % (len(agents) - 1)) % len(agents)
+        by, doubted = (first, other) if fault.target % 2 else (other, first)
+        self._doubts(agents[by], doubted, 0, fault.length)
+
+    def _silent(self, fault: Fault) -> None:
+        """A host is not heard of by the other agents, though it runs and its messages arrive."""
+        self._others_doubt(fault.target % self.world.plan.hosts, fault.length + 2000)
 
     def _others_doubt(self, host: int, length: int) -> None:
         for agent in list(self.world.launcher.now.agents.values()):

@@ -178,7 +178,7 @@ class Launcher:
         storage = self.world.storage
         agent = old.first_agent
         kept = agent is not None and agent.alone and agent.alive and not agent.inbox
-        if agent is not None and kept and not agent.effects and self.world.chance(0.5):
+        if agent is not None and kept and not agent.effects and self.world.chance(0.8):
             latest = agent.core.epoch.counter == storage.latest
             if latest and agent.core.state in (State.FAILED, State.RUNNING):
                 agent.kill()

@@ -37,10 +37,11 @@ class Network:
         world = self.world
         if source != dest and not self.reaches(source, dest):
             return
-        if self.loss and world.chance(self.loss):
+        dice = world.random()
+        if dice < self.loss:
             return
         delay = world.span(10, 60) if source == dest else world.span(30, 250)
-        if world.chance(0.03):
+        if dice > 0.97 and not world.plan.calm:
             delay *= 20
         world.after(delay, self._arrive, source, dest, world.now, call, args)
 

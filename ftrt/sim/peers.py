@@ -33,6 +33,8 @@ class Peers:
         self.held_dead: set[int] = set()
         self.finished: dict[int, int] = {}
         self._told_finished: set[int] = set()
+        self._ticks = 0
+        self._reminders = 0
         self.early: list[
             tuple[int, int, ag.Report | ag.Call | ag.Announce, int, frozenset[int]]
         ] = []
@@ -71,6 +73,7 @@ class Peers:
         meeting = Agreement(agent.host, agents, target, marks, dead)
         self.meetings[target.counter] = meeting
         self.depth[target.counter] = self.handled[target.counter] = 0
+        self._reminders = 3
         self._tell(meeting, ag.Tick())
         early, self.early = self.early, []
         for packet in early:
@@ -161,7 +164,7 @@ class Peers:
             self.world.messages.append(self.handled[counter])
         for old in [c for c in self.meetings if c < counter - 2]:
             del self.meetings[old]
-        self.gossip()
+        self._pass_on()
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -191,7 +194,7 @@ class Peers:
         """Take a message of the agreement; one for an epoch that we have not reached waits."""
         agent = self.agent
         core = agent.core
-        if not agent.alive or agent.outcome not in ("", "ended"):
+        if not agent.alive or agent.outcome not in ("", "ended", "fenced"):
             return
         meeting = self.meetings.get(counter)
         if meeting is None:
@@ -213,7 +216,8 @@ class Peers:
             self.world.checks.agreement.announced_early(agent, counter)
         if isinstance(message, ag.Announce):
             self._tell(meeting, message)
-            agent.find(counter)
+            if counter > core.epoch.counter:
+                agent.find(counter)
         else:
             self._tell(meeting, message)
 
@@ -266,18 +270,22 @@ class Peers:
     def tick(self) -> None:
         """Remind the others, look at storage; every now and then."""
         agent = self.agent
-        if not agent.alive or agent.outcome not in ("", "ended"):
+        if not agent.alive or agent.outcome not in ("", "ended", "fenced"):
             return
         self.world.after(_TICK_US, self.tick)
         if agent.stopped:
             return
         meeting = self._open_meeting()
-        if meeting is not None and meeting.now.epoch.counter >= agent.core.epoch.counter:
+        settled = meeting is not None and meeting.phase in (ag.Phase.ADOPTED, ag.Phase.FENCED)
+        if meeting is not None and (not settled or self._reminders > 0):
+            self._reminders -= settled
             self._tell(meeting, ag.Tick())
         self._catch_up()
         for host in sorted(self.held_dead):
             self.evict(host)
-        self.gossip()
+        self._ticks += 1
+        if self._ticks % 4 == 0:
+            self.gossip()
 
     def gossip(self) -> None:
         """Tell the others which processes are done."""

@@ -101,7 +101,7 @@ def make_plan(ranks: int, seed: int) -> Plan:
     hosts = 1 if dice.random() < 0.6 else dice.randint(2, min(4, ranks))
     plane = "wire" if hosts > 1 or dice.random() < 0.35 else "ring"
     stable = dice.choice(("host", "power")) if hosts > 1 else dice.choice(("process", "power"))
-    spares = dice.randint(1, 4) + (hosts > 1)
+    spares = dice.randint(0, 3) + 2 * (hosts > 1)
     restarts = 0 if dice.random() < 0.05 else 8
     return Plan(
         seed,
@@ -132,14 +132,14 @@ def _streams(dice: random.Random, ranks: int, plane: str) -> tuple[Stream, ...]:
         if index < around:
             source, dest = (first + index) % ranks, (first + (index + 1) % around) % ranks
             needs = (index - 1) % around
-            last, ahead = each + 4, lead if index == 0 else 0
+            last, ahead = each + 1, lead if index == 0 else 0
         else:
             source, dest = dice.sample(range(ranks), 2)
-            needs, last, ahead = -1, each + dice.randint(0, 10), 0
+            needs, last, ahead = -1, each + dice.randint(0, 4), 0
         window, retention, batch, stable_every = sizes[index]
         kinds = ("replay", "spool", "volatile") if plane == "ring" else ("replay", "spool")
         kind = dice.choice(kinds) if index >= around else dice.choice(kinds[:2])
-        ordered = dice.random() < 0.6
+        ordered = dice.random() < 0.75
         streams.append(
             Stream(
                 index,
@@ -164,7 +164,7 @@ def _sizes(dice: random.Random, plane: str) -> tuple[int, int, int, int]:
     """Draw window, retention, batch, stable_every: often the smallest that are allowed."""
     batch = dice.choice((1, 1, 2, 4))
     stable_every = dice.choice((1, 3, 8)) if plane == "wire" else 1
-    tight = dice.random() < 0.4
+    tight = dice.random() < 0.3
     window = max(2, batch) + (0 if tight else dice.randint(0, 16))
     retention = batch + stable_every - 1 + (0 if tight else dice.randint(0, 32))
     return window, retention, batch, stable_every
@@ -185,15 +185,16 @@ def _faults(
     kinds = ["kill", "kill", "stop", "evict", "suspect", "requeue", "full", "agent-stop", "late"]
     kinds += ["agent-kill"] if dice.random() < 0.3 else []
     if hosts > 1:
-        kinds += ["cut", "cut", "host", "doubt", "doubt"]
+        kinds += ["cut", "cut", "host", "doubt", "doubt", "silent", "silent", "silent"]
     if stable == "power":
         kinds += ["power"]
     more = []
     for _ in range(dice.randint(1, 5)):
+        kind = dice.choice(kinds)
         when: int | str = dice.randrange(0, 7000)
-        if dice.random() < 0.3:
+        if kind == "doubt" and dice.random() < 0.5:
+            when = dice.choice(("recording", "recorded"))  # when two may want to decide
+        elif dice.random() < 0.3:
             when = dice.choice(MOMENTS)
-        more.append(
-            Fault(dice.choice(kinds), when, dice.randrange(everybody), dice.randrange(200, 6000))
-        )
+        more.append(Fault(kind, when, dice.randrange(everybody), dice.randrange(200, 6000)))
     return (first, inside, *more)

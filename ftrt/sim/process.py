@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from ftrt.sim.plan import Stream
     from ftrt.sim.world import World
 
-_LISTS_US = (30, 160)
+_STEP_US = (60, 260)
 
 
-def value_of(stream: int, seq: int) -> int:
-    """Payload of a message, as the plain model has it."""
-    return (stream + 1) * 1_000_003 + seq * 7919
+def value_of(stream: int, seq: int, count: int = 1) -> int:
+    """Sum of the payloads of consecutive messages, as the plain model has them."""
+    return count * ((stream + 1) * 1_000_003 + seq * 7919) + 7919 * count * (count - 1) // 2
 
 
 class Process:
@@ -49,7 +49,7 @@ class Process:
         """Let it look around soon."""
         if not self._scheduled and self.alive and not self.over:
             self._scheduled = True
-            self.world.after(self.world.span(*_LISTS_US), self._step)
+            self.world.after(self.world.span(*_STEP_US), self._step)
 
     def kill(self) -> None:
         """End it at once; its host's agent hears of it some time."""
@@ -191,17 +191,25 @@ class Process:
                 self.receivers.append(take(self, stream, record))
 
     def _work(self) -> bool:
-        """Let every end do what it can, a few messages at most."""
+        """Let every end do what it can, a few messages at most; then tell what was consumed."""
+        try:
+            return self._turns()
+        finally:
+            for receiver in self.receivers:
+                if isinstance(receiver, WireReceiver) and receiver.news:
+                    receiver.tell()
+
+    def _turns(self) -> bool:
         busy = False
         for receiver in self.receivers:
-            for _ in range(3):
+            for _ in range(6):
                 if self._held:
                     return True
                 if not receiver.turn():
                     break
                 busy = True
         for sender in self.senders:
-            for _ in range(4):
+            for _ in range(8):
                 if self._held:
                     return True
                 if not sender.turn():
@@ -223,12 +231,12 @@ class Process:
             return True
         for receiver in self.receivers:
             if receiver.stream.number == stream.needs:
-                return receiver.marks.count + stream.lead >= seq
+                return receiver.count + stream.lead >= seq
         return True
 
     def commit(self, stream: Stream, marks: Marks, seq: int, count: int) -> None:
         """Consume: effect and mark in one store."""
-        value = value_of(stream.number, seq)
+        value = value_of(stream.number, seq, count)
         self.ledger.append(stream.number, seq, count, value)
         self.world.checks.history.committed(self, self.ledger)
         marks.add(seq, count)
@@ -240,8 +248,9 @@ class Process:
     def _stable_ring(self, stream: Stream, marks: Marks) -> None:
         """Announce on the board what is stable; beyond the process class after a sync."""
         if self.world.plan.stable == "process":
+            self.ledger.write(len(self.ledger.events))
             self.agent.board.stable[stream.number] = marks.hwm
-        elif marks.count % 8 == 0:
+        elif marks.hwm % 8 == 0:
             self.sync(self._announce, stream.number, marks.hwm, self.epoch)
 
     def _announce(self, index: int, hwm: int, epoch: int) -> None:
@@ -252,10 +261,11 @@ class Process:
     def sync(self, then: Callable[..., None], *args: Any) -> None:
         """Write the ledger out, then go on; at once where a stored word is stable already."""
         ledger = self.ledger
+        length = len(ledger.events)
         if self.world.plan.stable == "process":
+            ledger.write(length)
             then(*args)
             return
-        length = len(ledger.events)
         self.world.after(self.world.span(40, 700), self._synced, ledger, length, then, args)
 
     def _synced(
@@ -266,21 +276,21 @@ class Process:
         if self.stopped:
             self.world.after(200, self._synced, ledger, length, then, args)
             return
-        ledger.durable = max(ledger.durable, length)
+        ledger.write(length)
         then(*args)
 
-    def on_message(self, index: int, seq: int, epoch: int, sender: int) -> None:
+    def on_message(self, index: int, seq: int, count: int, epoch: int, sender: int) -> None:
         """Take a message off the network: those of another epoch are refused."""
         if not self.alive or self.over or self.waiting or epoch != self.epoch:
             return
         for receiver in self.receivers:
             if receiver.stream.number == index and isinstance(receiver, WireReceiver):
-                receiver.on_message(seq, epoch, sender)
+                receiver.on_message(seq, count, epoch, sender)
 
-    def on_marks(self, index: int, epoch: int, consumed: Marks, stable: Marks) -> None:
+    def on_marks(self, index: int, epoch: int, consumed: Marks, stable: Marks, news: int) -> None:
         """Take marks off the network."""
         if not self.alive or self.over:
             return
         for sender in self.senders:
             if sender.stream.number == index and isinstance(sender, WireSender):
-                sender.on_marks(epoch, consumed, stable)
+                sender.on_marks(epoch, consumed, stable, news)

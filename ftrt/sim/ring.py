@@ -139,12 +139,24 @@ class RingSender:
 class RingReceiver:
     """The receiving end: frames of one ring after the other, of which each number counts once."""
 
-    __slots__ = ("at", "finished", "marks", "next", "open", "process", "queue", "ring", "stream")
+    __slots__ = (
+        "at",
+        "count",
+        "finished",
+        "marks",
+        "next",
+        "open",
+        "process",
+        "queue",
+        "ring",
+        "stream",
+    )
 
     def __init__(self, process: Process, stream: Stream, record: Record) -> None:
         self.process, self.stream = process, stream
         entry = record.marks.get(stream.key)
         self.marks = entry.marks.copy() if entry else Marks()
+        self.count = self.marks.count
         self.ring: tuple[Ring, int] | None = None
         self.at = -1
         self.next = 0
@@ -217,6 +229,7 @@ class RingReceiver:
             self.queue.append((ring, frame, seq))
             self.queue.sort(key=lambda entry: rings_order(entry, self.ring))
             raise
+        self.count += 1
         if self.ring is not None and ring is self.ring[0]:
             self.open.discard(frame)
             process.hand(self._release)

@@ -26,7 +26,18 @@ class Ledger:
     thing here, as they are in the file.
     """
 
-    __slots__ = ("closed", "durable", "epoch", "events", "home", "last", "owner", "rank", "sent")
+    __slots__ = (
+        "closed",
+        "durable",
+        "epoch",
+        "events",
+        "home",
+        "last",
+        "owner",
+        "rank",
+        "sent",
+        "written",
+    )
 
     def __init__(self, epoch: int, rank: int) -> None:
         self.epoch, self.rank = epoch, rank
@@ -35,6 +46,7 @@ class Ledger:
         self.home = -1
         self.events: list[tuple[int, int, int, int]] = []
         self.durable = 0
+        self.written: dict[int, Marks] = {}
         self.sent: dict[int, int] = {}
         self.last: dict[int, int] = {}
 
@@ -43,6 +55,15 @@ class Ledger:
         if self.closed:
             raise LedgerClosed
         self.events.append((stream, seq, count, value))
+
+    def write(self, length: int) -> None:
+        """Have the first `length` commits on storage."""
+        for stream, seq, count, _ in self.events[self.durable : length]:
+            marks = self.written.get(stream)
+            if marks is None:
+                marks = self.written[stream] = Marks()
+            marks.add(seq, count)
+        self.durable = max(self.durable, length)
 
     def record_sent(self, stream: int, seq: int) -> None:
         """Record a number before its message leaves."""
@@ -65,6 +86,7 @@ class Record:
         "agents",
         "agreed",
         "by_rank",
+        "dead",
         "delivered",
         "durable",
         "epoch",
@@ -89,6 +111,7 @@ class Record:
         self.epoch, self.parent, self.members, self.spares = epoch, parent, members, spares
         self.marks, self.agents, self.agreed = marks, agents, agreed
         self.by_rank = dict(members)
+        self.dead: tuple[int, ...] = ()
         self.seals: dict[int, int] = {}
         self.states: dict[int, State] = {}
         self.delivered: dict[Key, int] = {}

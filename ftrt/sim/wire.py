@@ -23,6 +23,7 @@ class WireSender:
     __slots__ = (
         "_acked",
         "_timer",
+        "_heard",
         "budget",
         "epoch_process",
         "kept",
@@ -51,7 +52,7 @@ class WireSender:
         self.kept: set[int] = set()
         self.epoch_process = record.by_rank[stream.dest]
         self._timer = False
-        self._acked = 0
+        self._acked = self._heard = 0
 
     @property
     def done(self) -> bool:
@@ -65,6 +66,7 @@ class WireSender:
             process.ledger.finish(stream.number, stream.last)
         replaced = record.by_rank[stream.dest] != self.epoch_process
         self.epoch_process = record.by_rank[stream.dest]
+        self._heard = 0
         if replaced:
             self.budget.receiver_replaced()
         entry = record.marks.get(stream.key)
@@ -86,34 +88,56 @@ class WireSender:
                 self.todo.append(seq)
 
     def turn(self) -> bool:
-        """Send one message; False if that must wait."""
-        stream, process = self.stream, self.process
-        seq = self.todo[0] if self.todo else self.next_seq
-        if seq > stream.last:
+        """Send a frame of one or more messages; False if that must wait."""
+        return self._send_again() if self.todo else self._send_next()
+
+    def _send_next(self) -> bool:
+        stream, process, budget = self.stream, self.process, self.budget
+        seq = self.next_seq
+        count = min(stream.batch, stream.last + 1 - seq)
+        if count < 1:
             return False
+        if count > 1 and not (budget.can_send(count) and process.may_send(stream, seq + count - 1)):
+            count = 1
+        if not budget.can_send() or not process.may_send(stream, seq):
+            return False
+        last = seq + count - 1
+        if self.spool is not None and last > self.spool.last:
+            self.spool.last = last
+        self._record(last)
+        self.next_seq = last + 1
+        budget.on_sent(seq, count)
+        self._keep(seq, count)
+        process.hand(self.publish, seq, count)
+        return True
+
+    def _send_again(self) -> bool:
+        """Send what has a number already; to a successor's budget it is new all the same."""
+        seq = self.todo[0]
         fresh = not self.budget.sent.contains(seq)
         if fresh and not self.budget.can_send():
             return False
-        if not self.todo and not process.may_send(stream, seq):
-            return False
-        if self.spool is not None and seq > self.spool.last:
-            self.spool.last = seq
-        process.ledger.record_sent(stream.number, seq)
-        if seq == stream.last:
-            process.ledger.finish(stream.number, seq)
-        if self.todo:
-            self.todo.popleft()
-        if seq >= self.next_seq:
-            self.next_seq = seq + 1
+        self._record(seq)
+        self.todo.popleft()
         if fresh:
             self.budget.on_sent(seq)
-            self.kept.add(seq)
-            process.world.checks.bounds.budget(self.budget, stream)
-        process.hand(self.publish, seq)
+            self._keep(seq, 1)
+        self.process.hand(self.publish, seq, 1)
         return True
 
-    def publish(self, seq: int) -> None:
-        """Put the message on the network, after its number was recorded."""
+    def _record(self, last: int) -> None:
+        """Record numbers in the ledger before they leave."""
+        ledger, stream = self.process.ledger, self.stream
+        ledger.record_sent(stream.number, last)
+        if last == stream.last:
+            ledger.finish(stream.number, last)
+
+    def _keep(self, seq: int, count: int) -> None:
+        self.kept.update(range(seq, seq + count))
+        self.process.world.checks.bounds.kept(len(self.kept), self.stream)
+
+    def publish(self, seq: int, count: int) -> None:
+        """Put a frame on the network, after its numbers were recorded."""
         process = self.process
         peer = process.peer(self.stream.dest)
         if peer is not None and not self.budget.stable.contains(seq):
@@ -123,6 +147,7 @@ class WireSender:
                 peer.on_message,
                 self.stream.number,
                 seq,
+                count,
                 process.epoch,
                 process.index,
             )
@@ -154,13 +179,16 @@ class WireSender:
         gaps = self.budget.stable.missing(self.budget.sent.highest)
         return gaps[0][0] if gaps else self.budget.sent.highest
 
-    def on_marks(self, epoch: int, consumed: Marks, stable: Marks) -> None:
-        """Take the receiver's marks in."""
+    def on_marks(self, epoch: int, consumed: Marks, stable: Marks, news: int) -> None:
+        """Take the receiver's marks in; `news` grows with them."""
         process = self.process
         # Once our own ledger is closed the record of the next epoch may be made from what was
         # written until then: what a receiver that is left out writes later is void.
         if epoch != process.epoch or process.waiting or process.ledger.closed:
             return
+        if news <= self._heard:
+            return
+        self._heard = news
         for first, last in consumed.ranges:
             self._consumed(first, last)
         for first, last in stable.ranges:
@@ -185,7 +213,17 @@ class WireSender:
 class WireReceiver:
     """The receiving end: slots of this epoch, marks of all."""
 
-    __slots__ = ("buffer", "marks", "process", "stable", "stream", "syncing", "told")
+    __slots__ = (
+        "buffer",
+        "count",
+        "marks",
+        "news",
+        "process",
+        "safe",
+        "stable",
+        "stream",
+        "syncing",
+    )
 
     def __init__(self, process: Process, stream: Stream, record: Record) -> None:
         self.process, self.stream = process, stream
@@ -193,8 +231,8 @@ class WireReceiver:
         self.marks = entry.marks.copy() if entry else Marks()
         self.stable = self.marks.copy()
         self.buffer: list[int] = []
-        self.syncing = False
-        self.told = self.marks.count
+        self.syncing = self.news = False
+        self.count = self.safe = self.marks.count
 
     @property
     def done(self) -> bool:
@@ -208,22 +246,24 @@ class WireReceiver:
         entry = record.marks.get(self.stream.key)
         if entry is not None:
             self.stable.merge(entry.marks)
+            self.safe = self.stable.count
 
-    def on_message(self, seq: int, epoch: int, sender: int) -> None:
-        """Take a packet that passed the epoch check into a slot."""
+    def on_message(self, first: int, count: int, epoch: int, sender: int) -> None:
+        """Take a frame that passed the epoch check into slots."""
         process = self.process
         process.world.checks.epochs.accepted(process, self.stream, epoch, sender)
-        if self.marks.contains(seq) or seq in self.buffer:
-            self.tell()
-            return
-        self.buffer.append(seq)
+        for seq in range(first, first + count):
+            if self.marks.contains(seq) or seq in self.buffer:
+                self.tell()
+            else:
+                self.buffer.append(seq)
         process.world.checks.bounds.slots(len(self.buffer), self.stream)
         process.wake()
 
     def turn(self) -> bool:
         """Consume a batch; False if there is none."""
         stream = self.stream
-        left = stream.last - self.marks.count
+        left = stream.last - self.count
         take = min(stream.batch, left)
         if take == 0 or len(self.buffer) < take:
             if not left and not self.done and not self.syncing:
@@ -231,35 +271,45 @@ class WireReceiver:
             return False
         if stream.ordered:
             self.buffer.sort()
-        for _ in range(take):
-            place = 0
-            if not stream.ordered:
-                place = int(self.process.world.random() * len(self.buffer))
-            self.process.commit(stream, self.marks, self.buffer[place], 1)
-            self.buffer.pop(place)
-        self.tell()
-        due = self.marks.count - self.stable.count >= stream.stable_every
-        if not self.syncing and (due or self.marks.count == stream.last):
+        while take:
+            take -= self._consume(take)
+        due = self.count - self.safe >= stream.stable_every or self.count == stream.last
+        self.news = True
+        if due and not self.syncing:
             self._sync()
         return True
+
+    def _consume(self, most: int) -> int:
+        """Commit one message, or in order as many as follow each other; how many."""
+        buffer, place, count = self.buffer, 0, 1
+        if self.stream.ordered:
+            while count < most and buffer[count] == buffer[0] + count:
+                count += 1
+        else:
+            place = int(self.process.world.random() * len(buffer))
+        self.process.commit(self.stream, self.marks, buffer[place], count)
+        del buffer[place : place + count]
+        self.count += count
+        return count
 
     def _sync(self) -> None:
         """Make what is consumed so far stable, which takes a while beyond the process class."""
         self.syncing = True
-        self.process.sync(self._synced, self.marks.copy(), self.process.epoch)
+        self.process.sync(self._synced, self.marks.copy(), self.count, self.process.epoch)
 
-    def _synced(self, marks: Marks, epoch: int) -> None:
+    def _synced(self, marks: Marks, count: int, epoch: int) -> None:
         if epoch != self.process.epoch or self.process.waiting:
             return
         self.syncing = False
-        self.stable.merge(marks)
+        self.stable, self.safe = marks, count
         self.tell()
-        if self.marks.count - self.stable.count >= self.stream.stable_every:
+        if self.count - self.safe >= self.stream.stable_every:
             self._sync()
         self.process.wake()
 
     def tell(self) -> None:
         """Tell the sender what is consumed and what is stable."""
+        self.news = False
         process = self.process
         peer = process.peer(self.stream.source)
         if peer is not None:
@@ -270,5 +320,6 @@ class WireReceiver:
                 self.stream.number,
                 process.epoch,
                 self.marks.copy(),
-                self.stable.copy(),
+                self.stable,
+                self.count + self.safe,
             )

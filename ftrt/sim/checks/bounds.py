@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftrt.agree.retention import Budget
 from ftrt.sim.checks.base import Violation
 
 if TYPE_CHECKING:
@@ -28,9 +27,8 @@ class BoundedQueues:
         if used > stream.window:
             raise Violation("bounds", f"{stream.name}: {used} frames in {stream.window} slots")
 
-    def budget(self, budget: Budget, stream: Stream) -> None:
-        """A new message was counted."""
-        kept = budget.sent.count - budget.stable.count
+    def kept(self, kept: int, stream: Stream) -> None:
+        """A message more is kept."""
         if kept > stream.retention:
             raise Violation("bounds", f"{stream.name}: {kept} kept of {stream.retention}")
 

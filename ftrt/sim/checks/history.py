@@ -30,6 +30,11 @@ class OneHistory:
             raise Violation(
                 "history", f"epoch {record.epoch} succeeds {record.parent}, not {last.epoch}"
             )
+        for rank, process in record.members:
+            if process in record.dead and last is not None and last.by_rank.get(rank) != process:
+                raise Violation(
+                    "history", f"epoch {record.epoch} gives rank {rank} to dead process {process}"
+                )
         if last is not None and record.epoch.attempt < last.epoch.attempt:
             raise Violation("history", f"epoch {record.epoch} came after {last.epoch}")
 
@@ -68,6 +73,11 @@ class OneHistory:
             )
         if not process.alive or process.stopped:
             raise Violation("history", f"process {process.index} acts though it is held or dead")
+
+    def quiet(self, agent: Agent, effects: tuple[fx.Effect, ...]) -> None:
+        """A core that came to its end was told of something."""
+        if effects:
+            raise Violation("history", f"a core that is over asked for {effects}")
 
     def promoted(self, agent: Agent, effect: fx.Promote) -> None:
         """A process is told that it acts for a rank."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ftrt.agree.marks import Marks
 from ftrt.sim.checks.base import Violation
 
 if TYPE_CHECKING:
     from ftrt.sim.plan import Stream
     from ftrt.sim.process import Process
     from ftrt.sim.world import World
+
+_NOTHING = Marks()
 
 
 class Retention:
@@ -26,28 +29,32 @@ class Retention:
         """A sender forgets a range."""
         storage = self.world.storage
         record = storage.records[storage.latest]
-        if record.by_rank[stream.source] != process.index:
-            return  # a zombie: what it forgets nobody will ask it for; its spool is fenced
+        if self._zombie(process, stream):
+            return  # what it forgets nobody will ask it for; its spool is fenced
         entry = record.marks.get(stream.key)
         gaps = entry.marks.missing(last, first) if entry else [(first, last)]
         if not gaps:
             return
         ledger = storage.ledger(storage.latest, stream.dest)
-        process_class = self.world.plan.stable == "process"
-        length = len(ledger.events) if process_class else ledger.durable
-        have = {s for i, s, _, _ in ledger.events[:length] if i == stream.number}
+        written = ledger.written.get(stream.number, _NOTHING)
         for start, end in gaps:
-            for seq in range(start, end + 1):
-                if seq not in have:
-                    raise Violation(
-                        "retention",
-                        f"rank {stream.source} forgot message {seq} of {stream.name} in epoch "
-                        f"{process.epoch} (the latest is {storage.latest}), which is not stable at "
-                        f"rank {stream.dest}",
-                    )
+            for seq, _ in written.missing(end, start):
+                raise Violation(
+                    "retention",
+                    f"rank {stream.source} forgot message {seq} of {stream.name} in epoch "
+                    f"{process.epoch} (the latest is {storage.latest}), which is not stable at "
+                    f"rank {stream.dest}",
+                )
+
+    def _zombie(self, process: Process, stream: Stream) -> bool:
+        """Whether a later epoch gave the sender's rank to another process."""
+        storage = self.world.storage
+        return storage.records[storage.latest].by_rank[stream.source] != process.index
 
     def gone(self, process: Process, stream: Stream, seq: int) -> None:
         """A message that must be sent again is nowhere."""
+        if self._zombie(process, stream):
+            return  # it asks for what a later epoch, in which another acts, has consumed
         raise Violation(
             "retention",
             f"rank {stream.source} must send message {seq} of {stream.name} again in epoch "

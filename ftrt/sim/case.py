@@ -1,0 +1,57 @@
+"""A failing case as a file: what is left of the plan, and the code that it fits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ftrt.errors import UsageError
+from ftrt.sim.plan import Fault, Plan, Stream
+
+FORMAT = 1
+
+
+def code_digest() -> str:
+    """Digest of the simulator's and the core's source: a case fits no other."""
+    root = Path(__file__).parents[1]
+    total = hashlib.sha256()
+    for folder in ("agree", "sim"):
+        for path in sorted((root / folder).rglob("*.py")):
+            total.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def save(path: str | Path, plan: Plan) -> None:
+    """Write a case."""
+    fields: dict[str, Any] = plan._asdict()
+    fields["streams"] = [stream._asdict() for stream in plan.streams]
+    fields["faults"] = [fault._asdict() for fault in plan.faults]
+    case = {"format": FORMAT, "code": code_digest(), "plan": fields}
+    Path(path).write_text(json.dumps(case, indent=1) + "\n")
+
+
+def load(path: str | Path) -> Plan:
+    """Read a case.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, or belongs to another version of the code.
+    """
+    try:
+        case = json.loads(Path(path).read_text())
+        number, code, plan = case["format"], case["code"], dict(case["plan"])
+        plan["streams"] = tuple(Stream(**stream) for stream in plan["streams"])
+        plan["faults"] = tuple(Fault(**fault) for fault in plan["faults"])
+        made = Plan(**plan)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no case of the simulator: {error}") from error
+    if number != FORMAT or code != code_digest():
+        raise UsageError(
+            f"{path} was written by other code ({code}, this is {code_digest()}): its events would "
+            "come in another order; run the seed again with `ftrt sim --ranks "
+            f"{made.ranks} --seeds 1 --seed {made.seed}`"
+        )
+    return made

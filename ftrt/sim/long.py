@@ -1,0 +1,109 @@
+"""The long form: 100,000 seeds at 3 to 9 ranks, in pieces, and the page that tells of it.
+
+``python -m ftrt.sim.long`` goes on where the last piece stopped, for at most `--limit-s` seconds.
+What was run with other code does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ftrt import __version__
+from ftrt.sim.case import code_digest
+from ftrt.sim.report import SELDOM, seldom, summary
+from ftrt.sim.run import Tally, run_seeds
+
+RANKS = (3, 4, 5, 6, 7, 8, 9)
+_PIECE = 700
+
+
+def _load(path: Path) -> tuple[Tally, float]:
+    """Read what was done so far with this very code."""
+    if not path.exists():
+        return Tally(), 0.0
+    found: dict[str, Any] = json.loads(path.read_text())
+    if found["code"] != code_digest():
+        return Tally(), 0.0
+    rows = {tuple(row.split(" ")): count for row, count in found["tally"].pop("rows").items()}
+    bad = [tuple(entry) for entry in found["tally"].pop("bad")]
+    return Tally(**found["tally"], bad=bad, rows=rows), found["seconds"]
+
+
+def _save(path: Path, tally: Tally, seconds: float) -> None:
+    values = asdict(tally)
+    values["rows"] = {" ".join(row): count for row, count in tally.rows.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"code": code_digest(), "seconds": seconds, "tally": values}))
+
+
+def page(tally: Tally, seconds: float, command: str) -> str:
+    """Write the page of results."""
+    found = tally.to_json(seconds)
+    lines = [
+        "# Simulator: the long form",
+        "",
+        f"`{command}`, ended {time.strftime('%Y-%m-%d')}, ftrt {__version__}, code "
+        f"{code_digest()}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{len(os.sched_getaffinity(0))} cores.",
+        "",
+        summary(tally, "3 to 9", seconds) + ".",
+        "",
+        "| what | figure |",
+        "|---|---|",
+        *(f"| {name} | {_shown(value)} |" for name, value in found.items()),
+        "",
+        f"Rows of the transition tables that were taken fewer than {SELDOM} times:",
+        "",
+        "| row | times |",
+        "|---|---|",
+        *(f"| `{row}` | {count} |" for row, count in seldom(tally)),
+        "",
+    ]
+    if tally.bad:
+        lines += ["Bad seeds:", ""]
+        lines += [
+            f"- {seed} at {ranks} ranks: {who}: {text}" for ranks, seed, who, text in tally.bad
+        ]
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number:g}" for name, number in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the next pieces; write the page once all is done."""
+    parser = argparse.ArgumentParser(prog="python -m ftrt.sim.long", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100_000)
+    parser.add_argument("--limit-s", type=float, default=3600.0)
+    parser.add_argument("--state", type=Path, default=Path("build/sim-long.json"))
+    parser.add_argument("--page", type=Path, default=Path("docs/results/simulator.md"))
+    options = parser.parse_args(arguments)
+    tally, seconds = _load(options.state)
+    until = time.monotonic() + options.limit_s
+    while tally.seeds < options.seeds and time.monotonic() < until:
+        start = time.monotonic()
+        count = min(_PIECE, options.seeds - tally.seeds)
+        tally.add(run_seeds(RANKS, count, tally.seeds))
+        seconds += time.monotonic() - start
+        _save(options.state, tally, seconds)
+    print(summary(tally, "3 to 9", seconds))
+    if tally.seeds >= options.seeds:
+        command = f"python -m ftrt.sim.long --seeds {options.seeds}"
+        options.page.parent.mkdir(parents=True, exist_ok=True)
+        options.page.write_text(page(tally, seconds, command))
+    return 1 if tally.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

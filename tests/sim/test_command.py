@@ -1,0 +1,65 @@
+"""The command: its report, the bad seed it tells of, cases that are kept."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from ftrt.cli import main
+from ftrt.sim import case
+from ftrt.sim.plan import make_plan
+
+from .mutations import switched_on
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["sim", *map(str, arguments)])
+
+
+def test_the_report_is_json():
+    result = invoke("--ranks", 5, "--seeds", 60, "--seed", 7, "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0 and found["violations"] == 0 and found["first_bad_seed"] is None
+    assert found["seeds"] == 60 and set(found["messages_per_rank"]) == {"mean", "max"}
+    assert found["messages_per_rank"]["max"] >= found["messages_per_rank"]["mean"] > 0
+    assert found["depth"] > 0 and found["faults_inside_recoveries"] > 0
+
+
+def test_a_bad_seed_says_how_to_repeat_it(tmp_path):
+    kept = tmp_path / "case.json"
+    with switched_on("go_on_behind_what_was_sent"):
+        result = invoke("--seeds", 25, "--workers", 1, "--save", kept)
+        seed = int(result.stdout.split("\nseed ")[1].split(" ")[0])
+        assert result.exit_code == 1
+        assert f"repeat it: ftrt sim --ranks 4 --seeds 1 --seed {seed}" in result.stdout
+        assert "never took effect" in result.stdout.splitlines()[-2]
+        again = invoke("--replay", kept)
+        assert again.exit_code == 1 and "never took effect" in again.stdout
+        found = json.loads(invoke("--seeds", 25, "--json").stdout)
+        assert found["first_bad_seed"] == seed and found["violations"] >= 1
+    assert invoke("--replay", kept).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--ranks", 1), "takes 2 to"),
+        (("--ranks", 1000), "takes 2 to"),
+        (("--seeds", 0), "use 1 to"),
+        (("--seed", -3), "use 0 to"),
+        (("--workers", 0), "at least 1"),
+        (("--replay", "/nonexistent"), "is no case"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, says):
+    result = invoke(*arguments)
+    assert result.exit_code == 2 and says in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_case_of_other_code_is_refused(tmp_path):
+    kept = tmp_path / "case.json"
+    case.save(kept, make_plan(4, 9))
+    assert case.load(kept) == make_plan(4, 9)
+    kept.write_text(kept.read_text().replace(case.code_digest(), "0123456789abcdef"))
+    result = invoke("--replay", kept)
+    assert result.exit_code == 2 and "--ranks 4 --seeds 1 --seed 9" in result.stderr

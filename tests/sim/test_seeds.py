@@ -1,0 +1,74 @@
+"""Two thousand seeds; what a seed holds; that it is the same every time."""
+
+import pytest
+
+from ftrt.errors import UsageError
+from ftrt.sim.checks import Violation
+from ftrt.sim.plan import make_plan
+from ftrt.sim.report import seldom
+from ftrt.sim.run import run_one, run_seeds, shrink
+from ftrt.sim.world import World
+
+
+@pytest.fixture(scope="module")
+def tally():
+    return run_seeds((3, 4, 5), 2000)
+
+
+def test_two_thousand_seeds_keep_every_promise(tally):
+    assert tally.violations == 0, tally.bad
+    assert tally.seeds == 2000 and tally.messages >= 2000 * 200
+
+
+def test_they_contain_what_they_should(tally):
+    assert tally.faults > 3 * 2000 and tally.inside > 1500
+    assert tally.recoveries > 3000 and tally.attempts > 2500
+    assert tally.failed_for_a_reason < 200
+    rare = dict(seldom(tally, 1))
+    assert set(rare) <= {"agreement FENCED RecordCreated"}, rare
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 9, 32])
+def test_what_a_seed_holds(ranks):
+    for seed in range(300):
+        plan = make_plan(ranks, seed)
+        assert sum(stream.last for stream in plan.streams) >= 200
+        assert len(plan.streams) >= 2 and len(plan.faults) >= 3
+        assert any(isinstance(fault.when, str) for fault in plan.faults)
+        assert all(stream.source != stream.dest for stream in plan.streams)
+
+
+@pytest.mark.parametrize("seed", [3, 62, 317])
+def test_a_seed_is_the_same_every_time(seed):
+    first, second = World(make_plan(4, seed), tracing=True), World(make_plan(4, seed))
+    first.run()
+    second.run()
+    assert (first.now, first._number, first.rows) == (second.now, second._number, second.rows)
+    assert first.trace and not second.trace
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seeds", "first"), [(1, 1, 0), (33, 1, 0), (4, 0, 0), (4, 1, -1), (4, 1, 1 << 62)]
+)
+def test_what_cannot_be_is_refused(ranks, seeds, first):
+    with pytest.raises(UsageError, match="--"):
+        run_seeds(ranks, seeds, first)
+
+
+def test_an_exception_names_its_seed(monkeypatch):
+    monkeypatch.setattr(World, "count", lambda *_: 1 / 0)
+    _, violation = run_one(make_plan(3, 1))
+    assert violation.checker == "exception" and "ZeroDivisionError" in violation.text
+
+
+def test_shrinking_keeps_what_matters(monkeypatch):
+    plan = make_plan(4, 12)
+
+    def run(self):
+        if any(fault.kind == plan.faults[1].kind for fault in self.plan.faults):
+            raise Violation("once", "as long as this fault is there")
+
+    monkeypatch.setattr(World, "run", run)
+    small = shrink(plan, Violation("once", ""))
+    assert [fault.kind for fault in small.faults] == [plan.faults[1].kind]
+    assert sum(stream.last for stream in small.streams) < 60
