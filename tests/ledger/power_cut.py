@@ -51,12 +51,11 @@ def _content(path) -> bytes:
 
 def _tag(file) -> str:
     """A name of the file itself, whatever it is called."""
-    try:
-        return os.getxattr(file, _TAG).decode()
-    except OSError:
-        tag = uuid.uuid4().hex
-        os.setxattr(file, _TAG, tag.encode())
-        return tag
+    with contextlib.suppress(FileExistsError):  # another process was faster
+        with contextlib.suppress(OSError):
+            return os.getxattr(file, _TAG).decode()
+        os.setxattr(file, _TAG, uuid.uuid4().hex.encode(), os.XATTR_CREATE)
+    return os.getxattr(file, _TAG).decode()
 
 
 def _names(directory) -> dict[str, str]:
