@@ -390,9 +390,13 @@ class Agent:
                 self.watch.send(process, signal.SIGKILL)
         self.ledgers.discard_blanks()
         shutil.rmtree(self.directory, ignore_errors=True)
-        remove_leftovers(self.config.ledger, self.config.job)
+        if not any(self._lives(process) for process in self._everybody):
+            remove_leftovers(self.config.ledger, self.config.job)  # theirs may be in use
         if not self._grace_s:  # the launcher would have done it
             shutil.rmtree(mpi_directory(self.config.job), ignore_errors=True)
+
+    def _lives(self, process: int) -> bool:
+        return hasattr(self, "watch") and self.watch.alive(process)
 
     @property
     def _everybody(self) -> range:
