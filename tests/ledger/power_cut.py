@@ -9,6 +9,7 @@ may be missing or lead to what it led to before.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -28,6 +29,11 @@ def record(store: Path, fails: Callable[[str], bool] = lambda path: False) -> No
 
 def _recording(real, store: Path, fails):
     def sync(descriptor):
+        with open(store / "lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # or an older content could be kept over a newer
+            kept(descriptor)
+
+    def kept(descriptor):
         path = os.readlink(f"/proc/self/fd/{descriptor}")
         if fails(path):
             raise OSError(5, "Input/output error")
