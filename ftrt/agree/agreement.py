@@ -15,6 +15,7 @@ record plays the part of a write-once register.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,6 +23,7 @@ from typing import Any
 
 from ftrt.agree.epoch import EpochId
 from ftrt.agree.marks import Key, StreamMarks, merged
+from ftrt.agree.tree import Tree
 from ftrt.errors import InvariantBroken
 
 Contributions = dict[int, dict[Key, StreamMarks]]
@@ -145,44 +147,40 @@ class View:
 
     phase: Phase
     me: int
-    agents: tuple[int, ...]
+    tree: Tree
     epoch: EpochId
     have: Contributions
-    dead: frozenset[int] = frozenset()
     told: tuple[int, frozenset[int]] | None = None
     record: AgreedRecord | None = None
 
     @property
+    def agents(self) -> tuple[int, ...]:
+        """All agents, sorted."""
+        return self.tree.agents
+
+    @property
     def live(self) -> tuple[int, ...]:
         """Agents believed alive, sorted; oneself always."""
-        return tuple(a for a in self.agents if a == self.me or a not in self.dead)
+        return self.tree.live
 
     @property
     def parent(self) -> int | None:
         """The next agent up the tree, None for the coordinator."""
-        at = self.live.index(self.me)
-        return self.live[(at - 1) // 2] if at else None
+        return self.tree.parent(self.me)
 
     @property
     def children(self) -> tuple[int, ...]:
         """The next agents down the tree."""
-        at = self.live.index(self.me)
-        return self.live[2 * at + 1 : 2 * at + 3]
+        return self.tree.children(self.me)
 
     @property
     def neighbours(self) -> tuple[int, ...]:
         """Parent and children in the tree."""
         return self.children if self.parent is None else (self.parent, *self.children)
 
-    def subtree(self, top: int | None = None) -> set[int]:
-        """Return the agents below and including `top`, oneself by default."""
-        found: set[int] = set()
-        level = [self.live.index(self.me if top is None else top)]
-        while level:
-            found.update(self.live[at] for at in level)
-            below = (child for at in level for child in (2 * at + 1, 2 * at + 2))
-            level = [child for child in below if child < len(self.live)]
-        return found
+    def complete(self, top: int) -> bool:
+        """Whether everybody below and including `top` has contributed."""
+        return top in self.have and self.tree.below(top) <= self.have.keys()
 
 
 Step = tuple[View, tuple[Effect, ...]]
@@ -194,8 +192,8 @@ class Agreement:
     Parameters
     ----------
     me : int
-    agents : iterable of int
-        All agents of the parent epoch.
+    agents : iterable of int, or Tree
+        All agents of the parent epoch; a tree of them is shared with whoever gave it.
     epoch : EpochId
         The epoch to be made.
     marks : mapping of (stream, source, dest) to StreamMarks
@@ -207,16 +205,18 @@ class Agreement:
     def __init__(
         self,
         me: int,
-        agents: Iterable[int],
+        agents: Iterable[int] | Tree,
         epoch: EpochId,
         marks: Mapping[Key, StreamMarks],
         dead: Iterable[int] = (),
     ) -> None:
-        everybody = tuple(sorted(agents))
-        if me not in everybody:
-            raise InvariantBroken(f"agent {me} is not one of {everybody}")
-        have = {me: dict(marks)}
-        self.now = View(Phase.GATHERING, me, everybody, epoch, have, frozenset(dead))
+        tree = agents if isinstance(agents, Tree) else Tree(tuple(sorted(agents)))
+        if not _among(me, tree.live):
+            raise InvariantBroken(f"agent {me} is not one of {tree.live}")
+        for agent in sorted(dead):
+            if agent != me and _among(agent, tree.live):
+                tree = tree.turned(agent)
+        self.now = View(Phase.GATHERING, me, tree, epoch, {me: dict(marks)})
 
     @property
     def phase(self) -> Phase:
@@ -251,7 +251,7 @@ class Agreement:
 
 def advance(now: View) -> Step:
     """Send up, or try to record, as soon as the subtree is complete."""
-    if not now.subtree() <= now.have.keys():
+    if not now.complete(now.me):
         return now, ()
     if now.parent is None:
         members = tuple(a for a in now.live if a in now.have)
@@ -266,7 +266,7 @@ def advance(now: View) -> Step:
 def again(now: View, event: Tick) -> Step:
     """Begin or repeat the gathering: up what there is, down a call to those who lack."""
     after, effects = advance(replace(now, told=None))
-    late = (child for child in now.children if not now.subtree(child) <= now.have.keys())
+    late = (child for child in now.children if not now.complete(child))
     return after, (*effects, *(Send(child, Call(now.me)) for child in late))
 
 
@@ -305,7 +305,7 @@ def adopt(now: View, event: Announce | RecordCreated | RecordFound) -> Step:
         raise InvariantBroken(f"the record of epoch {record.epoch} came instead of {now.epoch}")
     if isinstance(event, RecordCreated) and record != now.record:
         raise InvariantBroken(f"agent {now.me} created a record that it did not ask for")
-    inside = now.me in record.members and record.epoch == now.epoch
+    inside = _among(now.me, record.members) and record.epoch == now.epoch
     phase = Phase.ADOPTED if inside else Phase.FENCED
     after = replace(now, phase=phase, record=record)
     first: Effect = Adopt(record) if inside else Fence(record)
@@ -339,10 +339,18 @@ def remind(now: View, event: Tick) -> Step:
 
 
 def _look(now: View, event: Died | Cleared) -> View:
-    if event.agent not in now.agents:
+    if not _among(event.agent, now.agents):
         raise InvariantBroken(f"agent {event.agent} is not one of {now.agents}")
-    one = frozenset({event.agent})
-    return replace(now, dead=now.dead | one if isinstance(event, Died) else now.dead - one)
+    known = event.agent in now.tree.dead
+    if event.agent == now.me or known == isinstance(event, Died):
+        return now
+    return replace(now, tree=now.tree.turned(event.agent))
+
+
+def _among(agent: int, agents: tuple[int, ...]) -> bool:
+    """Whether a sorted tuple has an agent."""
+    at = bisect_left(agents, agent)
+    return at < len(agents) and agents[at] == agent
 
 
 def _collected(now: View, event: Report) -> View:

@@ -73,7 +73,7 @@ class Agent:
 
     def _pump(self) -> None:
         self._scheduled = False
-        if not self.alive:
+        if self.over:
             return
         if self.stopped:
             self._woken = True
@@ -96,6 +96,9 @@ class Agent:
             return
         if isinstance(event, ev.RecordFailed) and event.epoch != core.now.target:
             return  # somebody else's record was found meanwhile
+        process = getattr(event, "process", None)
+        if process is not None and process not in core.now.acting.processes | core.now.dead:
+            return  # of another attempt
         self.world.count("recovery", state.name, type(event).__name__)
         before = core.epoch
         self.effects.extend(core.handle(event))
@@ -145,8 +148,7 @@ class Agent:
         """A process is gone, or must go."""
         if self.over or (process in self.core.now.dead and self.world.chance(0.7)):
             return
-        if process in self.core.now.acting.processes:
-            self.tell(ev.ProcessDied(process, by))
+        self.tell(ev.ProcessDied(process, by))
 
     def saw_finish(self, process: int) -> None:
         """A process says that it is done."""
@@ -156,7 +158,7 @@ class Agent:
 
     def saw_silence(self, process: int, lives: bool) -> None:
         """A heartbeat stands still, or goes on again."""
-        if not self.over and process in self.core.now.acting.processes:
+        if not self.over:
             self.tell(ev.Cleared(process) if lives else ev.Suspected(process))
 
     # -- effects -----------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class Agent:
     def _do_Kill(self, effect: fx.Kill) -> None:
         process = self.attempt.processes.get(effect.process)
         if process is not None and process.host == self.host:
-            self.world.after(self.world.span(0, 900), process.kill)
+            self.world.after(self.world.lag(900), process.kill)
 
     def _do_Note(self, effect: fx.Note) -> None:
         pass
@@ -234,7 +236,7 @@ class Agent:
         if made:
             self.record = record
             if self.world.tracing:
-                self.world.note(f"record of epoch {effect.epoch} exists: {effect.members}")
+                self.world.note(f"record of epoch {effect.epoch} exists: {consumed(record)}")
             self.tell(ev.RecordCreated(effect.epoch))
             self.world.after(self.world.span(5, 150), self.peers.created, record)
         else:
@@ -342,6 +344,19 @@ def first_record(epoch: EpochId, members: Membership, hosts: tuple[int, ...]) ->
     agreed = AgreedRecord(epoch, hosts[0], hosts)
     record = Record(epoch, 0, members.members, members.spares, {}, hosts, agreed)
     return record
+
+
+def consumed(record: Record) -> str:
+    """Say what a record has of each stream."""
+    marks = (
+        f"{stream} {source}->{dest} consumed {entry.marks.count}"
+        + (f" to {entry.marks.highest}" if entry.marks.above else "")
+        + f", sent {entry.sent}"
+        + (f", delivered {record.delivered[key]}" if key in record.delivered else "")
+        for key, entry in sorted(record.marks.items())
+        for stream, source, dest in [key]
+    )
+    return "; ".join(marks) or "nothing consumed yet"
 
 
 def told(effect: fx.Effect) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ftrt.errors import UsageError
 from ftrt.sim import case
+from ftrt.sim.plan import MOST_RANKS
 from ftrt.sim.report import story, summary
 from ftrt.sim.run import run_one, run_seeds
 
@@ -27,6 +28,10 @@ def command(
         raise UsageError(f"--workers {workers}: use at least 1")
     if replay:
         return _replay(echo, replay)
+    if ranks > MOST_RANKS:
+        from ftrt.sim.scale import scale_command
+
+        return scale_command(echo, ranks, seeds, seed, as_json)
     start = time.monotonic()
     tally = run_seeds(ranks, seeds, seed, workers)
     seconds = time.monotonic() - start

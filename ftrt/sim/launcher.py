@@ -166,7 +166,7 @@ class Launcher:
         if world.tracing:
             world.note(f"attempt {attempt.number} starts from epoch {world.storage.latest}")
         for agent in old.agents.values():
-            world.after(world.span(0, 3000), self._see_off, agent)
+            world.after(world.lag(3000), self._see_off, agent)
         core = self._core_for(old)
         attempt.start(core, range(world.plan.hosts))
         first = attempt.agents[0]

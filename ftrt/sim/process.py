@@ -53,7 +53,7 @@ class Process:
 
     def kill(self) -> None:
         """End it at once; its host's agent hears of it some time."""
-        if not self.alive:
+        if not self.alive or self.over:
             return
         self.alive = False
         if self.world.tracing:

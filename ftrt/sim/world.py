@@ -64,6 +64,10 @@ class World:
         """Draw a delay; a calm plan has the shortest always."""
         return least if self.plan.calm else least + int(self.random() * (most - least))
 
+    def lag(self, most: int) -> int:
+        """Draw a delay of something that may come late; a calm plan has the longest always."""
+        return most if self.plan.calm else int(self.random() * most)
+
     def chance(self, probability: float) -> bool:
         """Throw the dice; never true in a calm plan."""
         return self.random() < probability and not self.plan.calm

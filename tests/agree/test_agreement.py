@@ -25,6 +25,7 @@ from ftrt.agree.agreement import (
 )
 from ftrt.agree.epoch import EpochId
 from ftrt.agree.marks import Marks, StreamMarks
+from ftrt.agree.tree import Tree
 from ftrt.errors import InvariantBroken
 
 EPOCH = EpochId("job", 1, 2)
@@ -299,3 +300,17 @@ def test_a_later_attempts_record_fences():
 def test_a_stranger_cannot_take_part():
     with pytest.raises(InvariantBroken, match="not one of"):
         Agreement(3, [0, 1], EPOCH, {})
+
+
+def test_a_tree_is_shared_and_turned():
+    tree = Tree(tuple(range(7)))
+    assert tree.below(1) == {1, 3, 4} and tree.parent(4) == 1 and tree.children(2) == (5, 6)
+    without = tree.turned(1)
+    assert without is tree.turned(1) and without.live == (0, 2, 3, 4, 5, 6)
+    assert without.parent(4) == 2 and without.turned(1).live == tree.live
+    one, two = Agreement(3, tree, EPOCH, {}), Agreement(4, tree, EPOCH, {})
+    one.handle(Died(1))
+    two.handle(Died(1))
+    assert one.now.tree is two.now.tree is without
+    one.handle(Died(3))  # nobody is dead to itself
+    assert one.now.tree is without

@@ -44,7 +44,8 @@ def test_a_bad_seed_says_how_to_repeat_it(tmp_path):
     ("arguments", "says"),
     [
         (("--ranks", 1), "takes 2 to"),
-        (("--ranks", 1000), "takes 2 to"),
+        (("--ranks", 100_000), "use 2 to 65536"),
+        (("--ranks", 100, "--seeds", 100_000), "use 1 to 10000"),
         (("--seeds", 0), "use 1 to"),
         (("--seed", -3), "use 0 to"),
         (("--workers", 0), "at least 1"),

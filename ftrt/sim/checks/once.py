@@ -27,6 +27,10 @@ class ExactlyOnce:
         """A volatile sender died with these."""
         self._lost_allowed[stream].add(first, last - first + 1)
 
+    def counted(self, stream: int) -> Marks:
+        """What of a stream has taken effect, as far as records and `at_end` have counted."""
+        return self._counted[stream]
+
     def recorded(self, record: Record) -> None:
         """Count what the record seals of the epoch before."""
         storage = self.world.storage
