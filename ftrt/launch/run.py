@@ -14,7 +14,7 @@ from typing import Any
 
 from ftrt.errors import LedgerError, UsageError
 from ftrt.host.shm import sweep
-from ftrt.host.words import mpi_directory
+from ftrt.host.words import MAX_RANKS, mpi_directory
 from ftrt.launch.attempt import Attempt, Events, Stop
 from ftrt.launch.faults import Fault, validate
 from ftrt.launch.judge import Verdict
@@ -235,6 +235,11 @@ def _check(options: Options) -> None:
         raise UsageError("-n must be at least 1; for example -n 4")
     if options.spares < 0 or options.restarts < 0:
         raise UsageError("--spares and --restarts cannot be negative")
+    if options.ranks + options.spares > MAX_RANKS:
+        raise UsageError(
+            f"-n {options.ranks} and --spares {options.spares} are more than the {MAX_RANKS} "
+            "processes that a job can have on this host"
+        )
     for name in ("stall_timeout_s", "evict_timeout_s"):
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):

@@ -274,6 +274,11 @@ def check_directory(
         Class that the job wants; one that the file system cannot give is refused.
     """
     directory = Path(directory)
+    if stable == "power" and (kind := _file_system(directory)) in _IN_MEMORY:
+        raise LedgerError(
+            f"{directory}: is in memory ({kind}), which no power cut leaves; choose a directory on "
+            "a disk, or --stable process"
+        )
     probe = directory / f".probe-{uuid.uuid4().hex}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -284,11 +289,6 @@ def check_directory(
     finally:
         with contextlib.suppress(OSError):  # it may never have been made; that is being raised
             probe.unlink(missing_ok=True)
-    if stable == "power" and (kind := _file_system(directory)) in _IN_MEMORY:
-        raise LedgerError(
-            f"{directory}: is in memory ({kind}), which no power cut leaves; choose a directory on "
-            "a disk, or --stable process"
-        )
     if (directory / "job.json").exists():
         found = read_job(directory).get("job")
         if job is not None and found != job:

@@ -1,6 +1,7 @@
 """Bad input: one sentence that says what to do, status 2, nothing started."""
 
 import os
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -22,6 +23,7 @@ def program(tmp_path):
     [
         (["-n", "0"], "-n must be at least 1"),
         (["-n", "2", "--spares", "-1"], "cannot be negative"),
+        (["-n", "1000", "--spares", "25"], "more than the 1024 processes"),
         (["-n", "2", "--fault", "kill:2@3msg"], "there is no rank 2"),
         (["-n", "2", "--fault", "kill:1@soon"], "'kill:1@soon' is malformed; for example"),
         (["-n", "2", "--fault", "link:0-1@1s+1s"], "not in this version"),
@@ -38,6 +40,15 @@ def test_one_sentence_and_status_2(program, tmp_path, options, says):
     assert result.exit_code == 2
     assert says in result.output
     assert len(result.output.strip().splitlines()) == 1
+    assert not ledger.exists()
+
+
+def test_class_power_in_memory_leaves_no_directory(program):
+    ledger = Path(f"/dev/shm/ftrt-test-{os.getpid()}")
+    options = ["run", "-n", "1", "--stable", "power", "--ledger", str(ledger), program]
+    result = CliRunner().invoke(main, options)
+    assert result.exit_code == 2
+    assert "--stable process" in result.output
     assert not ledger.exists()
 
 
