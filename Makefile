@@ -6,12 +6,13 @@ CONFIG := setup.cfg pyproject.toml
 SOURCES = $(shell find ftrt -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check sim clean
+.PHONY: help run test check sim model clean
 
 help:
 	@echo "make run    a rollout job that loses a worker, compared with the run without a fault"
 	@echo "make test   the tests"
 	@echo "make sim    100,000 simulated seeds; writes docs/results/simulator.md"
+	@echo "make model  the agreement's model checked with spin"
 	@echo "make check  formatter, linter, type checker and tests"
 	@echo "make clean  remove .venv and build products"
 
@@ -51,6 +52,10 @@ check: .venv/.dev .venv/.warm
 # In pieces of its own; started again it goes on where it was.
 sim: .venv/.base
 	$(BIN)/python -m ftrt.sim.long
+
+model: .venv/.base
+	$(BIN)/python models/check.py
+	$(BIN)/python models/check.py --bugs
 
 clean:
 	rm -rf .venv build *.egg-info

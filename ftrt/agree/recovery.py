@@ -240,7 +240,7 @@ def finished(now: Situation, event: ev.ProcessFinished) -> Step:
 
 
 def finished_running(now: Situation, event: ev.ProcessFinished) -> Step:
-    """End with the last rank."""
+    """End with the last rank; what is being closed then needs no successor."""
     after, effects = finished(now, event)
     if not after.complete:
         return after, effects

@@ -19,7 +19,7 @@ TRANSITIONS: dict[tuple[State, type], Row] = {
     (W, ev.ProcessDied): ("died", (W,)),
     (P, ev.ProcessDied): ("died", (P,)),
     (R, ev.ProcessFinished): ("finished_running", (R, E)),
-    (C, ev.ProcessFinished): ("finished", (C,)),
+    (C, ev.ProcessFinished): ("finished_running", (C, E)),
     (W, ev.ProcessFinished): ("finished", (W,)),
     (P, ev.ProcessFinished): ("finished", (P,)),
     (R, ev.CloseAsked): ("asked", (R, C)),

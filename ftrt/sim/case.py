@@ -12,7 +12,15 @@ from ftrt.sim.plan import Fault, Plan, Stream
 
 FORMAT = 1
 #: Modules of the simulator that have no part in a run.
-_ASIDE = ("case.py", "command.py", "long.py", "report.py", "scale.py", "scenario.py")
+_ASIDE = (
+    "case.py",
+    "command.py",
+    "long.py",
+    "report.py",
+    "scale.py",
+    "scale_page.py",
+    "scenario.py",
+)
 
 
 def code_digest() -> str:

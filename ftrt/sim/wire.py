@@ -163,6 +163,9 @@ class WireSender:
             return
         self._timer = True
         process.world.after(_RESEND_US, self._look)
+        if self.stream.dest in process.agent.core.now.finished and process.agent.alive:
+            self._all_took_effect()
+            return
         progress = self.budget.consumed.count + self.budget.stable.count
         if progress == self._acked and not process.stopped:
             fresh, self.todo = self.todo, deque()
@@ -173,6 +176,14 @@ class WireSender:
             self.todo.extend(seq for seq in fresh if seq not in again)
             process.wake()
         self._acked = progress
+
+    def _all_took_effect(self) -> None:
+        """The receiver said that it is done, so it has all; it may be gone and tell no more."""
+        if self.process.epoch == self.process.agent.core.epoch.counter:
+            for first, last in self.budget.sent.ranges:
+                self._consumed(first, last)
+                self._stable(first, last)
+            self.process.wake()
 
     def _probe(self) -> int:
         """Name a message whose receipt makes the receiver tell its marks again."""

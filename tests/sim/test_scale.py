@@ -50,4 +50,6 @@ def test_large_sizes_from_the_command():
     assert result.exit_code == 0 and found["violations"] == 0 and found["seeds"] == 4
     assert found["depth"] <= found["depth_bound"] == 28
     assert found["messages_per_rank"]["max"] <= found["messages_bound"] == 60
-    assert "0 violations" in CliRunner().invoke(main, ["sim", "--ranks", "64"]).stdout
+    assert (
+        "0 violations" in CliRunner().invoke(main, ["sim", "--ranks", "64", "--seeds", "8"]).stdout
+    )
