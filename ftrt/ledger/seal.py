@@ -261,6 +261,22 @@ def durably_consumed(directory, epoch: int, rank: int) -> dict[tuple, np.ndarray
     return marks_of(decoded)
 
 
+def consumed_so_far(directory, epoch: int, rank: int) -> dict[tuple, np.ndarray]:
+    """:func:`marks_of` what a rank has consumed in an epoch that may be in force still."""
+    decoded: list = []
+    number, count = 0, 1
+    while number < count:
+        path = Path(directory) / layout.segment_name(epoch, rank, number)
+        if not path.exists():
+            break
+        segment = Segment(path, write=False)
+        if number == 0:
+            count = int(segment.header["control"]) & ~CLOSED
+        decoded += read_streams(segment)
+        number += 1
+    return marks_of(decoded)
+
+
 def _seal(segment: Segment, decoded: list[tuple[dict, np.ndarray]]) -> Seal:
     header = segment.header
     made = Seal(

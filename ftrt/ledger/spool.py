@@ -28,12 +28,21 @@ _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def give_back(descriptor: int, start: int, length: int) -> None:
+    """Give the storage of a part of a file back; it stays where the file system cannot do so."""
+    _libc.fallocate(
+        descriptor, _PUNCH_HOLE_KEEP_SIZE, *(ctypes.c_long(value) for value in (start, length))
+    )
+
+
 class Spool:
     """Payloads of one ``(stream, source)``; readable by later incarnations of the source."""
 
     def __init__(self, directory: Path, stream: str, source: int, since_epoch: int):
         prefix = f"spool-{quote(stream, safe='')}-r{source:04d}"
         self._index: dict[int, tuple[int, int]] = {}
+        self._sizes: dict[int, int] = {}
+        self._kept_bytes = 0
         self._earlier = [os.open(p, os.O_RDWR) for p in sorted(directory.glob(f"{prefix}-e*.bin"))]
         for descriptor in self._earlier:
             self._scan(descriptor)
@@ -47,6 +56,15 @@ class Spool:
     def last_seq(self) -> int:
         """Highest number in the spool, 0 if it is empty."""
         return max(self._index, default=0)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the records that are not freed."""
+        return self._kept_bytes
+
+    def _note_size(self, seq: int, size: int) -> None:
+        self._kept_bytes += size - self._sizes.get(seq, 0)
+        self._sizes[seq] = size
 
     def append(self, seq: int, array: np.ndarray) -> None:
         """Store one message, or raise :class:`LedgerError` with nothing stored."""
@@ -64,6 +82,7 @@ class Spool:
             raise self._full("the storage took only a part of a record")
         step("spool.written")
         self._index[seq] = (self._file, self._end)
+        self._note_size(seq, written)
         self._end += written
 
     def read(self, seq: int) -> np.ndarray:
@@ -82,13 +101,11 @@ class Spool:
         """Forget what every receiver has stably consumed; the space goes back in large pieces."""
         for seq in [s for s in self._index if s <= stable_seq]:
             del self._index[seq]
+            self._kept_bytes -= self._sizes.pop(seq)
         mine = [offset for file, offset in self._index.values() if file == self._file]
         keep_from = min(mine, default=self._end)
         if keep_from - self._freed >= 1 << 20:
-            hole = (self._freed, keep_from - self._freed)
-            _libc.fallocate(
-                self._file, _PUNCH_HOLE_KEEP_SIZE, *(ctypes.c_long(value) for value in hole)
-            )
+            give_back(self._file, self._freed, keep_from - self._freed)
             self._freed = keep_from
             step("spool.freed")
 
@@ -112,6 +129,7 @@ class Spool:
                 continue
             seq, _, _, length = record
             self._index[seq] = (descriptor, offset)
+            self._note_size(seq, length)
             offset += length
 
     @staticmethod

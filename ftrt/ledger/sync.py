@@ -10,15 +10,23 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Protocol
 
 from .. import atomics
 from ..errors import LedgerError
 from .durable import SYNC_FAILED, publish_mark
 from .log import Ledger
 from .record import sync_directory
-from .spool import Spool
 from .state import StateStore
 from .steps import step
+
+
+class HasPath(Protocol):
+    """Something in a file that a rank syncs with its ledger: a spool, or digests."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
 
 
 class Syncer:
@@ -36,7 +44,7 @@ class Syncer:
         self._directory, self._rank, self._interval_s = Path(directory), rank, interval_s
         self._lock = threading.Lock()
         self._open: dict[Path, int] = {}
-        self._spools: list[Spool] = []
+        self._spools: list[HasPath] = []
         self._watched: tuple[Ledger, StateStore] | None = None
         self._marked: list | None = None
         self._error: LedgerError | None = None
@@ -51,7 +59,7 @@ class Syncer:
         if not self._thread.is_alive() and not self._ended.is_set():
             self._thread.start()
 
-    def add_spool(self, spool: Spool) -> None:
+    def add_spool(self, spool: HasPath) -> None:
         """Sync this spool too: a commit is durable after the messages that were sent before it."""
         with self._lock:
             self._spools.append(spool)

@@ -28,11 +28,12 @@ from ftrt.host.board import Field, Phase
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.log import Ledger, LedgerClosed
 from ftrt.ledger.pool import LedgerPool
-from ftrt.ledger.seal import durably_consumed
+from ftrt.ledger.seal import consumed_so_far, durably_consumed
 from ftrt.ledger.spool import Spool
 from ftrt.ledger.sync import Syncer
 from ftrt.runtime import direct, ending
 from ftrt.runtime.config import Config, environment_config
+from ftrt.runtime.digests import Digests
 from ftrt.runtime.events import EventLog
 from ftrt.runtime.faults import Injector
 from ftrt.runtime.job import Job, JobEnded
@@ -197,7 +198,9 @@ class Runtime:
         to : int or iterable of int
             Receiving rank or ranks.
         replay : callable, optional
-            ``replay(seq)`` makes message ``seq`` again, the same to the bit.
+            ``replay(seq)`` makes message ``seq`` again, the same to the bit. With several
+            receivers a message that differs from the one that left first is not sent:
+            :class:`ftrt.errors.ReplayMismatch` is raised by the call that would have sent it.
         spool : bool
             Keep the payloads on the ledger's storage until they are consumed everywhere.
         volatile : bool
@@ -303,27 +306,33 @@ class Runtime:
                 return StreamState(marks, delivered, max(delivered, marks.highest) + 1)
         return StreamState(Marks(), 0, 1)
 
-    def keep_durable(self, spool: Spool) -> None:
+    def keep_durable(self, spool: Spool | Digests) -> None:
         """Sync a spool along with the ledger, where the class asks for it."""
         if self._syncer is not None:
             self._syncer.add_spool(spool)
 
-    def stable_upto(self, stream: str, dest: int, consumed: int) -> int:
+    @property
+    def stable_is_later(self) -> bool:
+        """Whether the class of the job asks for more than a commit in memory."""
+        return self._syncer is not None
+
+    def stable_upto(self, stream: str, dest: int, lost: Marks) -> int:
         """Highest number of our stream up to which ``dest`` has all, at the class of the job.
 
         Parameters
         ----------
-        consumed : int
-            The highest at class process.
+        stream : str
+        dest : int
+        lost : Marks
+            Numbers that will never come.
         """
-        if self._syncer is None:
-            return consumed
+        read = durably_consumed if self._syncer is not None else consumed_so_far
         marks = self.stream_state(stream, self.rank, dest).marks.copy()
-        found = durably_consumed(self.config.ledger, self.epoch, dest)
-        runs = found.get((stream, self.rank, dest))
+        runs = read(self.config.ledger, self.epoch, dest).get((stream, self.rank, dest))
         if runs is not None:
             marks.merge(Marks.from_runs(runs[:, 0], runs[:, 1]))
-        return min(consumed, marks.hwm)
+        marks.merge(lost)
+        return marks.hwm
 
     def stage(self, effects: dict, log, seq: int, count: int) -> None:
         """Write effect values where the next commit on ``log`` makes them count."""
@@ -371,7 +380,7 @@ class Runtime:
         for sender in self._senders:
             if sender.nacked():
                 sender.heal()
-            sender.free_spool()
+            sender.free_kept()
             sender.pump()
         if self.job.plane:
             for receiver in self._receivers:

@@ -14,6 +14,7 @@ from ftrt.transport.mpi_plane import MpiPlane, link_key
 from ftrt.transport.paths import chain, generation_of, ring_path, stream_id
 from ftrt.transport.ring import RecvRing, SendRing
 from ftrt.transport.ring_admin import flip_bits, seal_sender
+from ftrt.transport.ring_heal import SealedRing
 
 
 class Link(NamedTuple):
@@ -67,6 +68,18 @@ def make_recv(link: Link, after: int) -> tuple[Any, int] | None:
         if generation > after:
             return RecvRing.attach(path), generation
     return None
+
+
+def earlier_channels(link: Link, before: int) -> list[SealedRing]:
+    """Channels of a link with a generation below ``before`` that its receiver may still read.
+
+    A channel of messages ends with its sender: of those there are none.
+    """
+    if link.plane is not None:
+        return []
+    rings = chain(link.directory, link.stream, link.source, link.dest)
+    found = [SealedRing(path) for path in rings if generation_of(path) < before]
+    return [ring for ring in found if ring.is_read_on]
 
 
 def give_up(channel: Any) -> int:

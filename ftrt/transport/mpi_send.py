@@ -59,6 +59,7 @@ class SendMpi:
         self.first_seq_of = self._ring.first_seq_of
         self.count_of = self._ring.count_of
         self.is_batch = self._ring.is_batch
+        self.differs = self._ring.differs
 
     @property
     def frames_sent(self) -> int:

@@ -18,6 +18,7 @@ from ftrt.transport import ring_kernels as rk
 from ftrt.transport.base import Frame
 from ftrt.transport.layout import FRAME_BITS, FRAME_MASK, PAGE
 from ftrt.transport.ring_admin import flip_bits, retire_receiver, seal_sender
+from ftrt.transport.ring_heal import differs
 from ftrt.transport.slots import BATCH, FRAGMENT, MORE, PREFIX_BYTES, STREAM_FROM, Verdict
 
 __all__ = ["RecvRing", "RingRetired", "SendRing", "flip_bits", "retire_receiver", "seal_sender"]
@@ -253,6 +254,10 @@ class SendRing:
         known.describe(array.dtype, shape)
         self._put(sent, known, array, frame)
         self._map.swap(layout.W_NACK, frame, 0)
+
+    def differs(self, frame: int, array) -> bool:
+        """Whether ``array`` cannot be what was sent in ``frame``; see :func:`ring_heal.differs`."""
+        return differs(self._map, frame, meta.as_array(array))
 
     def _put(self, sent: _Sent, known: _Known, array: np.ndarray, frame: int) -> None:
         """Write one frame of ``array``: the next one (0), or ``frame`` again."""

@@ -30,8 +30,12 @@ def _complete(ring: layout.RingMap, frame: int) -> bool:
 
 
 def _next_seq(ring: layout.RingMap, frame: int) -> int:
-    """The seq behind a complete frame."""
-    if frame == 0:
+    """The seq behind a complete frame; the first of all if that frame is not there any more.
+
+    A frame that was given back may be overwritten, by one that lies behind a damaged one. All up
+    to it was consumed then, and the marks say so.
+    """
+    if frame == 0 or not _complete(ring, frame):
         return ring[layout.W_FIRST_SEQ]
     header = ring.words[_slot(ring, frame) :][:8].tolist()
     return header[2] + (header[5] >> 32)

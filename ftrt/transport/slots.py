@@ -115,6 +115,18 @@ def publish(words, at, frame, ident, seq, payload, meta, meta_size, tally, part,
     fence()  # whoever rings a bell next must not be seen before the frame
 
 
+@njit(_U64(_WORDS, _INT, types.Array(types.uint8, 1, "C", readonly=True), _U64), cache=True)
+def payload_sum(meta, meta_size, payload, seed):
+    """Header word 4 of a slot with this meta and payload."""
+    total = checksum(payload, seed)
+    step = _U64(0x9E3779B97F4A7C15)
+    key = key_of(seed + _U64(_META_SEED))
+    for i in range((meta_size + 7) >> 3):
+        total += term(meta[i], key)
+        key += step
+    return total
+
+
 @njit(_INT(_WORDS, _INT, _U64, _U64, _U64, _U64, _INT), cache=True)
 def verify_header(words, at, frame, stream_id, min_epoch, next_seq, capacity):
     """Verdict on the header alone; the payload is not looked at."""

@@ -1,0 +1,143 @@
+"""The three ways to have a message again: made anew, read from the spool, or copied beforehand."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ftrt.errors import ReplayMismatch
+from ftrt.ledger.spool import Spool
+from ftrt.runtime.digests import Digests, digests_of
+
+
+class Replayed:
+    """``replay=``: the program makes a message again, the same to the bit.
+
+    With ``digests`` that is checked: a receiver has the message as it first left.
+
+    Attributes
+    ----------
+    keeps : bool
+        Whether :meth:`keep` has anything to do.
+    """
+
+    last_seq = 0
+    kept_bytes = 0
+
+    def __init__(self, replay: Callable[[int], np.ndarray], digests: Digests | None, name: str):
+        self._replay, self._digests, self._name = replay, digests, name
+        self.keeps = digests is not None
+
+    def keep(self, seq: int, payload: np.ndarray) -> None:
+        """Note what is needed to have one message again, before it leaves."""
+        self.keep_rows(seq, payload.reshape(1, *payload.shape))
+
+    def keep_rows(self, first: int, rows: np.ndarray) -> None:
+        """:meth:`keep` for the rows of an array."""
+        if self._digests is not None:
+            self._digests.keep(first, rows)
+
+    def again(self, seq: int) -> np.ndarray | None:
+        """The message, None if there is none.
+
+        Raises
+        ------
+        ReplayMismatch
+            It differs from the one that left first; it must not be sent.
+        """
+        made = np.asarray(self._replay(seq))
+        if self._digests is not None:
+            found = self._digests.find(seq)
+            if found is not None and found != int(digests_of(made.reshape(1, *made.shape), seq)[0]):
+                self.refuse(seq, "the one that was sent to other receivers before")
+        return made
+
+    def refuse(self, seq: int, other: str) -> None:
+        """Raise: what ``replay(seq)`` returned is not what was sent."""
+        raise ReplayMismatch(
+            f"{self._name}: replay({seq}) returned another message than {other}, so it was not "
+            "sent and nobody has consumed it. Make replay depend on nothing but seq (no clock, no "
+            "process id, no unseeded random numbers), or use spool=True"
+        )
+
+    def free(self, upto: int) -> None:
+        """Forget what every receiver stably has."""
+        if self._digests is not None:
+            self._digests.free(upto)
+
+
+class Spooled:
+    """``spool=True``: payloads lie on the ledger's storage."""
+
+    keeps = True
+
+    def __init__(self, spool: Spool):
+        self._spool = spool
+        self.last_seq = spool.last_seq
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of storage that cannot be given back yet."""
+        return self._spool.kept_bytes
+
+    def keep(self, seq: int, payload: np.ndarray) -> None:
+        """Store one message before it leaves."""
+        self._spool.append(seq, payload)
+
+    def keep_rows(self, first: int, rows: np.ndarray) -> None:
+        """Store the rows of an array, one message each."""
+        for row, payload in enumerate(rows):
+            self._spool.append(first + row, np.asarray(payload))
+
+    def again(self, seq: int) -> np.ndarray | None:
+        """The message as it was stored."""
+        return self._spool.read(seq)
+
+    def free(self, upto: int) -> None:
+        """Forget what every receiver stably has."""
+        self._spool.free(upto)
+
+
+class Copied:
+    """``volatile=True``: copies in this process, which heal a damaged slot and nothing more."""
+
+    keeps = True
+    last_seq = 0
+
+    def __init__(self) -> None:
+        self._copies: deque[tuple[int, Any, bool]] = deque()
+        self.kept_bytes = 0
+
+    def keep(self, seq: int, payload: np.ndarray) -> None:
+        """Copy one message before it leaves."""
+        self._add(seq, payload, False)
+
+    def keep_rows(self, first: int, rows: np.ndarray) -> None:
+        """Copy the rows of an array, one message each."""
+        self._add(first, rows, True)
+
+    def _add(self, first: int, array: np.ndarray, batch: bool) -> None:
+        self._copies.append((first, array.copy(), batch))
+        self.kept_bytes += array.nbytes
+
+    def again(self, seq: int) -> np.ndarray | None:
+        """The message, None if it is not copied (any more)."""
+        for first, payload, batch in self._copies:
+            if batch and first <= seq < first + len(payload):
+                return payload[seq - first]
+            if not batch and seq == first:
+                return payload
+        return None
+
+    def free(self, upto: int) -> None:
+        """Forget what every receiver stably has."""
+        copies = self._copies
+        while copies:
+            first, payload, batch = copies[0]
+            if first + (len(payload) if batch else 1) > upto + 1:
+                return
+            self.kept_bytes -= payload.nbytes
+            copies.popleft()
