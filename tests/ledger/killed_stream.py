@@ -25,6 +25,7 @@ from ftrt.host.board import Field
 from ftrt.ledger import steps
 from ftrt.ledger.state import blank_path
 from ftrt.oracle import Effects
+from ftrt.runtime import hot  # noqa: F401 (it has to know the compiled commit beforehand)
 from ftrt.runtime import job as runtime_job
 
 STREAM = "numbers"
