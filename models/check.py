@@ -15,8 +15,8 @@ from pathlib import Path
 
 MODEL = Path(__file__).with_name("agreement.pml")
 # agents, crashes, wrong suspicions, repeated ticks
-CASES = ((3, 2, 1, 0), (3, 2, 1, 1), (4, 3, 0, 0), (4, 1, 1, 0))
-LIMIT_S = 100
+CASES = ((3, 2, 1, 0), (3, 2, 1, 1), (4, 3, 0, 0))
+LIMIT_S = 600
 # Deliberate bugs: a pattern of the model and what stands there instead.
 BUGS = {
     "nobody is called in": (r"^    if :: phase\[me\] != IDLE && (left|right) != .*$", "    skip"),
