@@ -14,8 +14,15 @@ import tempfile
 from pathlib import Path
 
 MODEL = Path(__file__).with_name("agreement.pml")
-# agents, crashes, wrong suspicions, repeated ticks
-CASES = ((3, 2, 1, 0), (3, 2, 1, 1), (4, 3, 0, 0))
+RECOVERY = Path(__file__).with_name("recovery.pml")
+# model, agents (or ranks), crashes, wrong suspicions, repeated ticks
+CASES = (
+    (MODEL, 3, 2, 1, 0),
+    (MODEL, 3, 2, 1, 1),
+    (MODEL, 4, 3, 0, 0),
+    (RECOVERY, 2, 2, 0, 0),
+    (RECOVERY, 2, 3, 0, 0),
+)
 LIMIT_S = 600
 # Deliberate bugs: a pattern of the model and what stands there instead.
 BUGS = {
@@ -25,6 +32,17 @@ BUGS = {
         r"    :: \(below & ~have\[me\]\) != 0\n(.*\n)*?( *)wanted\[me\] = live & have\[me\];",
         "    :: up != NONE && (below & ~have[me]) != 0\n    :: else -> if :: up == NONE -> "
         "phase[me] = RECORDING; wanted[me] = live;",
+    ),
+}
+RECOVERY_BUGS = {
+    "a death while an epoch is published is forgotten": (
+        r":: lost != 0 -> begin_closing\(me\)\n            :: else ->",
+        ":: false -> skip\n            :: else ->",
+    ),
+    "the record is not exclusive": (r":: maker\[target\[me\]\] == 0 ->", ":: true ->"),
+    "a newer attempt's record is taken for an older one's": (
+        r":: maker\[epoch\[me\] \+ 1\] > me \+ 1 -> state",
+        ":: false -> state",
     ),
 }
 
@@ -65,11 +83,12 @@ def verify(text: str, agents: int, crashes: int, wrong: int, ticks: int) -> dict
     return {key: match.group(1) if match else "" for key, match in matches.items()}
 
 
-def with_bug(text: str, bug: str) -> str:
-    """Return the model with a deliberate bug."""
-    changed, count = re.subn(*BUGS[bug], text, flags=re.M)
+def with_bug(path: Path, bug: str) -> str:
+    """Return a model with a deliberate bug."""
+    bugs = BUGS if path == MODEL else RECOVERY_BUGS
+    changed, count = re.subn(*bugs[bug], path.read_text(), flags=re.M)
     if not count:
-        raise RuntimeError(f"{MODEL} has no place for the bug {bug!r}")
+        raise RuntimeError(f"{path} has no place for the bug {bug!r}")
     return changed
 
 
@@ -78,19 +97,25 @@ def main(arguments: list[str]) -> int:
     if not tools():
         print("the model check needs spin and gcc; on Debian type `apt-get install spin gcc`")
         return 2
-    text, failed = MODEL.read_text(), False
+    failed = False
     if "--bugs" in arguments:
-        for bug in BUGS:
-            found = verify(with_bug(text, bug), 3, 1, 1, 0)
-            print(f"{bug}: {found['says'] or 'NOT NOTICED'}")
+        for path, bug in [(MODEL, bug) for bug in BUGS] + [(RECOVERY, b) for b in RECOVERY_BUGS]:
+            found = verify(with_bug(path, bug), *((3, 1, 1, 0) if path is MODEL else (2, 2, 0, 0)))
+            print(f"{path.stem}, {bug}: {found['says'] or 'NOT NOTICED'}", flush=True)
             failed |= found["errors"] == "0"
         return int(failed)
-    print("| agents | crashes | wrong suspicions | repeated ticks | states | depth | s |")
-    print("|---|---|---|---|---|---|---|")
+    print("| model | agents | crashes | wrong suspicions | repeated ticks | states | depth | s |")
+    print("|---|---|---|---|---|---|---|---|")
     for case in CASES[:1] if "--quick" in arguments else CASES:
-        found = verify(text, *case)
+        found = verify(case[0].read_text(), *case[1:])
         failed |= found["errors"] != "0"
-        figures = (*case, f"{int(found['states']):,}", found["depth"], found["seconds"])
+        figures = (
+            case[0].stem,
+            *case[1:],
+            f"{int(found['states']):,}",
+            found["depth"],
+            found["seconds"],
+        )
         print(f"| {' | '.join(map(str, figures))} |", found["says"], flush=True)
     return int(failed)
 

@@ -1,4 +1,4 @@
-"""The Promela model has the rows of the code's table, and spin finds nothing in it."""
+"""The Promela models have the rows of the code's tables, and spin finds nothing in them."""
 
 import importlib.util
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrt.agree.agreement import TRANSITIONS
+from ftrt.agree import agreement, tables
 
 FOLDER = Path(__file__).parents[2] / "models"
 SPEC = importlib.util.spec_from_file_location("model_check", FOLDER / "check.py")
@@ -15,24 +15,30 @@ SPEC.loader.exec_module(check)
 needs_spin = pytest.mark.skipif(not check.tools(), reason="spin or gcc is not installed")
 
 
-def test_the_model_has_the_rows_of_the_code():
-    text = check.MODEL.read_text()
-    found = set(re.findall(r"\brow\((\w+), (\w+)\)", text)) - {("p", "e"), ("PHASE", "Event")}
-    assert found == {(phase.name, event.__name__) for phase, event in TRANSITIONS}
+@pytest.mark.parametrize(
+    ("path", "table"), [(check.MODEL, agreement.TRANSITIONS), (check.RECOVERY, tables.TRANSITIONS)]
+)
+def test_a_model_has_the_rows_of_the_code(path, table):
+    found = set(re.findall(r"\brow\((\w+), (\w+)\)", path.read_text()))
+    found -= {("p", "e"), ("s", "e"), ("PHASE", "Event"), ("STATE", "Event")}
+    assert found == {(state.name, event.__name__) for state, event in table}
 
 
 @needs_spin
-def test_three_agents_agree_whoever_crashes():
-    found = check.verify(check.MODEL.read_text(), 3, 2, 0, 0)
+@pytest.mark.parametrize(
+    ("path", "sizes"), [(check.MODEL, (3, 2, 0, 0)), (check.RECOVERY, (2, 1, 0, 0))]
+)
+def test_spin_finds_nothing(path, sizes):
+    found = check.verify(path.read_text(), *sizes)
     assert found["errors"] == "0" and int(found["states"]) > 10_000, found
 
 
 @needs_spin
 def test_the_model_notices_that_nobody_is_called_in():
-    text = check.with_bug(check.MODEL.read_text(), "nobody is called in")
+    text = check.with_bug(check.MODEL, "nobody is called in")
     assert "assertion violated" in check.verify(text, 3, 0, 0, 0)["says"]
 
 
-@pytest.mark.parametrize("bug", check.BUGS)
-def test_every_bug_has_its_place(bug):
-    assert check.with_bug(check.MODEL.read_text(), bug) != check.MODEL.read_text()
+def test_every_bug_has_its_place():
+    for path, bugs in ((check.MODEL, check.BUGS), (check.RECOVERY, check.RECOVERY_BUGS)):
+        assert all(check.with_bug(path, bug) != path.read_text() for bug in bugs)
