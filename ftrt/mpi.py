@@ -27,9 +27,10 @@ class World:
     """
 
     def __init__(self, data_over_mpi: bool = False) -> None:
-        if data_over_mpi or os.environ.get("FTRT_SHM") == "0":
-            # Shared memory is off for MPI's own transport as well, unless somebody chose one.
-            os.environ.setdefault("OMPI_MCA_btl", "self,tcp")
+        # Shared memory is off for MPI's own transport as well, unless somebody chose one. Otherwise
+        # all but ofi, which carries nothing under ob1 and takes a second to find that out.
+        over_tcp = data_over_mpi or os.environ.get("FTRT_SHM") == "0"
+        os.environ.setdefault("OMPI_MCA_btl", "self,tcp" if over_tcp else "^ofi")
         import mpi4py
 
         mpi4py.rc.finalize = False  # MPI_Finalize hangs after a failure: processes leave without it

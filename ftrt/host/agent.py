@@ -30,7 +30,7 @@ from ftrt.host.inject import Schedule
 from ftrt.host.shm import hold
 from ftrt.host.watch import Watch
 from ftrt.host.words import mpi_directory
-from ftrt.ledger.pool import remove_leftovers
+from ftrt.ledger.leftovers import remove_leftovers
 from ftrt.ledger.record import create_record, latest_epoch, read_record
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog

@@ -13,7 +13,8 @@ from ftrt.errors import LedgerError
 from ftrt.ledger import seal as sealing
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.layout import CONSUMED
-from ftrt.ledger.pool import LedgerPool, remove_leftovers
+from ftrt.ledger.leftovers import remove_leftovers
+from ftrt.ledger.pool import LedgerPool
 from ftrt.runtime.config import Config
 from ftrt.transport.layout import RingMap
 from ftrt.transport.ring_admin import retire_receiver, seal_sender

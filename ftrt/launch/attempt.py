@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.host.shm import hold
+from ftrt.host.start import failure_before_the_board, start_agent
 from ftrt.host.words import job_directory, mpi_directory
 from ftrt.launch import leftovers
 from ftrt.launch.gauge import Gauge
@@ -21,6 +22,7 @@ from ftrt.launch.judge import Verdict, before_the_job, judge, read_ranks
 from ftrt.launch.output import Output
 from ftrt.launch.screen import PlainScreen, Suspicions
 from ftrt.launch.starting import Children
+from ftrt.runtime.config import Config
 
 #: How long mpirun may take to end once all ranks are done and gone.
 GRACE_S = 5.0
@@ -103,6 +105,8 @@ class Attempt:
     ) -> None:
         self._command = command
         self._env = env
+        self._config = Config.from_environment(env)
+        self._agent: subprocess.Popen[bytes] | None = None
         self._number = int(env["FTRT_ATTEMPT"])
         self._ledger = ledger
         self._directory = ledger / "run" / f"attempt-{self._number}"
@@ -121,6 +125,7 @@ class Attempt:
         shared = mpi_directory(self._env["FTRT_JOB"])
         shared.mkdir(mode=0o700, exist_ok=True)
         held = hold(shared)
+        self._agent = start_agent(self._config, self._env)  # it gets ready while mpirun does
         process = subprocess.Popen(
             self._command,
             env=self._env,
@@ -172,7 +177,9 @@ class Attempt:
         return judge(self.records, self._ranks, ended)
 
     def _judge_start(self, children: Children) -> Verdict:
-        """A process that is gone before the job runs will never join it."""
+        """A process that is gone before the job runs will never join it, nor without an agent."""
+        if reason := failure_before_the_board(self._agent, self._config):
+            return Verdict("failed", reason)
         lost = children.missing()
         now = time.monotonic()
         if not lost:
@@ -190,6 +197,8 @@ class Attempt:
     def _final(self, decided: Verdict, status: int | None) -> Verdict:
         """The verdict once everything is recorded and nobody is left."""
         verdict = self._judge(ended=True)
+        if verdict.kind == "done" and status and 0 < status < 128 and not self._lost_anybody():
+            return Verdict("error", f"a rank left with status {status} after its work was done")
         if verdict.kind != "failed":
             return verdict
         if decided.kind == "error":
@@ -201,6 +210,11 @@ class Attempt:
         if shown := self.output.tracebacks.shown:
             return Verdict("error", "the program raised before it had joined the job", shown[0])
         return before_the_job(status)
+
+    def _lost_anybody(self) -> bool:
+        """Did a process die in this attempt? Then mpirun's status says nothing of the others."""
+        mine = (e for e in self._events.seen if e.get("attempt") == self._number)
+        return any(event.get("event") in ("died", "fault") for event in mine)
 
     def _began(self) -> bool:
         """Was an epoch of this attempt ever in force?"""
@@ -237,7 +251,7 @@ class Attempt:
             self._show_events()
             time.sleep(_POLL_S)
 
-    def _wait(self, process: subprocess.Popen[str], timeout_s: float) -> None:
+    def _wait(self, process: subprocess.Popen[Any], timeout_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout_s)
 
@@ -245,6 +259,8 @@ class Attempt:
         _signal_group(process, signal.SIGKILL)
         self._wait(process, GRACE_S)
         leftovers.clean(self._env["FTRT_JOB"], self._directory, GRACE_S)
+        if self._agent is not None:
+            self._wait(self._agent, GRACE_S)
         self.output.join(1.0)
 
 

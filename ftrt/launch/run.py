@@ -90,7 +90,8 @@ def run_job(
     job = str(uuid.uuid4())
     directory = Path(options.ledger or f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
     with _ledger(directory, job, options), screen or make_screen() as shown, Stop() as stop:
-        shown.note(f"job {job[:8]}, {options.ranks} ranks, {options.spares} spares")
+        ranks, spares = _plural(options.ranks, "rank"), _plural(options.spares, "spare")
+        shown.note(f"job {job[:8]}, {ranks}, {spares}")
         shown.note(f"ledger {directory}")
         runner = _Job(options, mpirun, job, directory, audit or _audit, shown)
         report = runner.run(stop)
@@ -269,7 +270,7 @@ def _audit(directory: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _ledger(directory: Path, job: str, options: Options) -> Iterator[None]:
     """Make the directory the job's own and hold it for as long as the job runs."""
-    from ftrt.ledger.pool import remove_leftovers
+    from ftrt.ledger.leftovers import remove_leftovers
     from ftrt.ledger.record import check_directory, create_job, lock_directory
 
     check_directory(directory, stable=options.stable)

@@ -11,9 +11,10 @@ import zlib
 import numpy as np
 from numba import njit
 
+from .version import VERSION as VERSION
+
 MAGIC = b"FTRTLDGR"
 STATE_MAGIC = b"FTRTSTAT"
-VERSION = 1
 USERBLOCK = 512
 STREAMS = 256
 PAGE_WORDS = 512

@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 
 from ..errors import LedgerDamaged, LedgerError
-from . import layout
 from .steps import step
+from .version import VERSION
 
 
 def _canonical(record: dict) -> bytes:
@@ -40,7 +40,7 @@ def _fits(text: bytes) -> bool:
 
 def _publish(path: Path, record: dict, durable: bool) -> bool:
     """Write ``record`` under its final name unless that exists; leaves no other file."""
-    text = _with_check({"format": layout.VERSION, **record})
+    text = _with_check({"format": VERSION, **record})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not _link_unnamed(path, text, durable):
@@ -103,7 +103,7 @@ def replace_file(path: Path, record: dict) -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with open(descriptor, "wb", closefd=False) as file:
-                file.write(_with_check({"format": layout.VERSION, **record}))
+                file.write(_with_check({"format": VERSION, **record}))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -144,10 +144,10 @@ def read_file(path: Path) -> dict:
         raise LedgerDamaged(f"{path}: cannot be read: {error.strerror}") from error
     if not isinstance(record, dict) or not isinstance(record.get("format"), int):
         raise LedgerDamaged(f"{path}: has no format number")
-    if record["format"] > layout.VERSION:
+    if record["format"] > VERSION:
         raise LedgerDamaged(
             f"{path}: written by a newer ftrt (format {record['format']}, this "
-            f"one reads {layout.VERSION}); read it with that version"
+            f"one reads {VERSION}); read it with that version"
         )
     if not _fits(text) and record.get("check") != _check(record):
         raise LedgerDamaged(f"{path}: has a wrong check")

@@ -109,7 +109,7 @@ def _create(processes: int) -> dict[str, str]:
     settings["FTRT_LOCK_FD"] = str(os.dup(handle.fileno()))
     handle.close()
     print(
-        f"ftrt: job {job[:8]}, {processes - spares} ranks, {spares} spares\n"
+        f"ftrt: job {job[:8]}, ranks {processes - spares}, spares {spares}\n"
         f"ftrt: ledger {directory}",
         file=sys.stderr,
         flush=True,

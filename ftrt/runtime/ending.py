@@ -47,12 +47,9 @@ def watch_what_follows(config: Config, rank: int) -> None:
     """Count an error after the end of the work as an error of the job, too."""
     before = sys.excepthook
 
-    def hook(
-        kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> NoReturn:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = "".join(traceback.format_exception(error))
         report(config, rank, "error", f"{kind.__name__}: {error}", text)
         before(kind, error, trace)
-        mpi.leave(1)
 
     sys.excepthook = hook

@@ -10,7 +10,6 @@ import atexit
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -21,9 +20,10 @@ from ftrt.errors import DeadlineExceeded, Fenced, RecoveryImpossible
 from ftrt.host import libc
 from ftrt.host.beat import Heartbeat
 from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory, wait_for_board
+from ftrt.host.start import failure_before_the_board, start_agent
 from ftrt.ledger.record import read_record
 from ftrt.runtime.config import Config
-from ftrt.runtime.events import EventLog, reason_of_failure, recorded_failure
+from ftrt.runtime.events import reason_of_failure
 from ftrt.transport.mpi_plane import MpiPlane
 
 _SPINS = 40
@@ -44,11 +44,11 @@ class Job:
     def __init__(self, config: Config):
         self.config = config
         self.directory = job_directory(config.job, config.attempt)
-        first = mpi.world_rank_of_environment()
-        agent = start_agent(config) if first == 0 else None
         self.world = mpi.connect(config.processes, data_over_mpi=not config.shm)
-        if first is None and self.world.rank == 0:
-            agent = start_agent(config)
+        # The launcher has started the agent already.
+        agent = None
+        if self.world.rank == 0 and not config.launched:
+            agent = start_agent(config, os.environ)
         self.process = self.world.rank
         self.board: Board = wait_for_board(
             self.directory / "board", config.init_timeout_s, lambda: _look_for(agent, config)
@@ -220,8 +220,11 @@ class Job:
                 self.board.sleep(self.process, bell, nap_s)
 
     def leave_at_exit(self) -> None:
-        """End the process without ``MPI_Finalize`` once the interpreter is through."""
-        atexit.register(mpi.leave, 0)
+        """End with the program's own status, without ``MPI_Finalize``, once Python is through."""
+        if libc.leave_after_python():
+            atexit.register(self._heart.stop)  # its memory goes away with the interpreter
+        else:
+            atexit.register(mpi.leave, 0)
 
 
 def _open_process(pid: int) -> int | None:
@@ -242,36 +245,6 @@ def _fence_both_ways() -> None:
 
 def _look_for(agent: subprocess.Popen | None, config: Config) -> None:
     """Raise if the agent failed before it had a board to say so."""
-    reason = recorded_failure(config.ledger / "run", config.attempt)
-    if reason is None and agent is not None and agent.poll() is not None:
-        reason = (
-            f"the host agent ended with status {agent.returncode} before it had begun; its last "
-            f"words are in {config.run_directory / 'agent.log'}"
-        )
-        EventLog(config.ledger / "run", config.attempt).write("failed", reason=reason)
+    reason = failure_before_the_board(agent, config)
     if reason is not None:
         raise RecoveryImpossible(reason)
-
-
-def start_agent(config: Config) -> subprocess.Popen:
-    """Start this host's agent; it ends by itself once its ranks are gone."""
-    config.run_directory.mkdir(parents=True, exist_ok=True)
-    log = open(config.run_directory / "agent.log", "ab")  # noqa: SIM115 (the child keeps it)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_"))
-    }
-    agent = subprocess.Popen(
-        [sys.executable, "-m", "ftrt.host.agent"],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        pass_fds=[] if config.lock_fd is None else [config.lock_fd],
-    )
-    log.close()
-    if config.lock_fd is not None:
-        os.close(config.lock_fd)
-    return agent

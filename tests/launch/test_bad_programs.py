@@ -81,6 +81,16 @@ def test_what_follows_the_job_is_not_cut_short_and_counts(tmp_path):
     assert report["digest"] == "0a"  # both came to that line
 
 
+def test_the_status_after_the_job_is_the_programs(tmp_path):
+    text = "import atexit\natexit.register(print, 'digest 0b')\n"  # before ftrt: called last
+    text += f"{INIT}with ftrt.init(): pass\nif rank == '1': sys.exit(3)"
+    status, lines, _, report = launch(tmp_path, text)
+    assert (status, report["attempts"], report["digest"]) == (1, 1, "0b")
+    assert report["reason"] == "a rank left with status 3 after its work was done"
+    assert lines[-1] == f"ftrt: exit 1: {report['reason']}"
+    assert [record["status"] for record in report["ranks"]] == ["done", "done"]
+
+
 def _alive(job):
     mark = f"FTRT_JOB={job}".encode()
     found = []

@@ -1,6 +1,8 @@
 """What the commands print and how they exit."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -59,3 +61,11 @@ def test_noisy_benchmark_says_so(capsys):
     assert "spread by" not in capsys.readouterr().out
     cli._print_rows([{**row, "spread": 0.2}])
     assert "raw itself spread by more than 10% in: commit" in capsys.readouterr().out
+
+
+def test_what_precedes_mpirun_is_light():
+    """Every job waits for these imports; numba alone takes half a second."""
+    code = "import sys, ftrt.launch.run, ftrt.ledger.leftovers, ftrt.ledger.record, ftrt.host.start"
+    code += "; sys.exit(bool({'numpy', 'numba', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], timeout=30)
+    assert done.returncode == 0

@@ -71,7 +71,10 @@ def test_without_mpirun_it_is_refused(tmp_path):
     done = subprocess.run(
         [sys.executable, str(STREAM)],
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if not name.startswith("FTRT_")},
+        env={
+            **{name: value for name, value in os.environ.items() if not name.startswith("FTRT_")},
+            "PYTHONPATH": str(ROOT),
+        },
         capture_output=True,
         text=True,
         timeout=60,
