@@ -15,6 +15,7 @@ from runtime_job import ROOT, run_job
 from ftrt.oracle import check_effects
 from ftrt.runtime.digests import FREED_AT_ONCE, Digests, digests_of
 
+WHERE = ["head", "middle", "sealed"]
 PROGRAM = ROOT / "tests" / "runtime" / "two_receivers.py"
 
 
@@ -86,6 +87,18 @@ def test_what_heals_a_damaged_slot_is_compared_with_its_header(tmp_path, how):
     assert ended.status == 1, ended.output
     assert "returned another message than the one that rank 1 received damaged" in ended.output
     assert not ended.named("healed")
+
+
+@pytest.mark.parametrize("how, where", [*(("replay", w) for w in WHERE), ("spool", "sealed")])
+def test_a_damaged_slot_of_a_dead_sender_costs_nothing(tmp_path, how, where):
+    program = ROOT / "tests" / "runtime" / "damaged_and_dead.py"
+    ended = run_job(tmp_path, ["-n", 2, "--spares", 1], program, tmp_path, how, where)
+    assert ended.status == 0, ended.output
+    assert len(ended.named("recovery")) == 1
+    assert bool(ended.named("healed")) == (where == "sealed")
+    assert ended.report["audit"]["consumed"] == ended.report["audit"]["sent"] == 60
+    oracle = check_effects(tmp_path / "effects", {(1, "numbers", 0): 60})
+    assert not oracle["duplicates"] and not oracle["losses"], oracle
 
 
 def test_a_digest_is_of_bytes_dtype_shape_and_number():
