@@ -43,8 +43,9 @@ class Spool:
         self._index: dict[int, tuple[int, int]] = {}
         self._sizes: dict[int, int] = {}
         self._kept_bytes = 0
-        self._earlier = [os.open(p, os.O_RDWR) for p in sorted(directory.glob(f"{prefix}-e*.bin"))]
-        for descriptor in self._earlier:
+        paths = sorted(directory.glob(f"{prefix}-e*.bin"))
+        self._earlier = {path: os.open(path, os.O_RDWR) for path in paths}
+        for descriptor in self._earlier.values():
             self._scan(descriptor)
         path = directory / f"{prefix}-e{since_epoch:06d}-{os.getpid()}.bin"
         self._path = path
@@ -102,12 +103,22 @@ class Spool:
         for seq in [s for s in self._index if s <= stable_seq]:
             del self._index[seq]
             self._kept_bytes -= self._sizes.pop(seq)
+        self._remove_earlier()
         mine = [offset for file, offset in self._index.values() if file == self._file]
         keep_from = min(mine, default=self._end)
         if keep_from - self._freed >= 1 << 20:
             give_back(self._file, self._freed, keep_from - self._freed)
             self._freed = keep_from
             step("spool.freed")
+
+    def _remove_earlier(self) -> None:
+        """Remove files of earlier lives of which nothing is left."""
+        needed = {descriptor for descriptor, _ in self._index.values()}
+        for path, descriptor in list(self._earlier.items()):
+            if descriptor not in needed and path != self._path:
+                os.close(descriptor)
+                path.unlink(missing_ok=True)
+                del self._earlier[path]
 
     @property
     def path(self) -> Path:
@@ -116,7 +127,7 @@ class Spool:
 
     def close(self) -> None:
         """Close the files; the contents stay."""
-        for descriptor in [*self._earlier, self._file]:
+        for descriptor in [*self._earlier.values(), self._file]:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 

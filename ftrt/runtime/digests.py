@@ -21,7 +21,7 @@ from ftrt.ledger.spool import give_back
 from ftrt.transport import meta
 from ftrt.transport.checksum import checksum
 
-_WORD = 8
+DIGEST_BYTES = 8
 # Freed space goes back to the file system in pieces of this many numbers, whole pages of it.
 FREED_AT_ONCE = 1 << 13
 
@@ -103,7 +103,7 @@ class Digests:
         """
         data = digests_of(rows, first).tobytes()
         try:
-            written = os.pwrite(self._file, data, first * _WORD)
+            written = os.pwrite(self._file, data, first * DIGEST_BYTES)
         except OSError as error:
             raise self._full(error) from error
         if written != len(data):
@@ -112,8 +112,8 @@ class Digests:
     def find(self, seq: int) -> int | None:
         """The digest of message ``seq`` as it left, None if there is none any more."""
         for descriptor in (self._file, *(file for _, file in self._earlier)):
-            word = os.pread(descriptor, _WORD, seq * _WORD)
-            if len(word) == _WORD and any(word):
+            word = os.pread(descriptor, DIGEST_BYTES, seq * DIGEST_BYTES)
+            if len(word) == DIGEST_BYTES and any(word):
                 return int.from_bytes(word, "little")
         return None
 
@@ -121,7 +121,7 @@ class Digests:
         """Forget what every receiver has."""
         left = []
         for path, descriptor in self._earlier:
-            if upto < os.fstat(descriptor).st_size // _WORD - 1:
+            if upto < os.fstat(descriptor).st_size // DIGEST_BYTES - 1:
                 left.append((path, descriptor))
                 continue
             os.close(descriptor)
@@ -129,7 +129,9 @@ class Digests:
         self._earlier = left
         keep_from = upto // FREED_AT_ONCE * FREED_AT_ONCE
         if keep_from > self._freed:
-            give_back(self._file, self._freed * _WORD, (keep_from - self._freed) * _WORD)
+            give_back(
+                self._file, self._freed * DIGEST_BYTES, (keep_from - self._freed) * DIGEST_BYTES
+            )
             self._freed = keep_from
 
     @property

@@ -8,9 +8,56 @@ from typing import Any
 
 import numpy as np
 
-from ftrt.errors import ReplayMismatch
+from ftrt.errors import ReplayMismatch, UsageError
 from ftrt.ledger.spool import Spool
-from ftrt.runtime.digests import Digests, digests_of
+from ftrt.runtime.digests import DIGEST_BYTES, Digests, digests_of
+
+_DEFAULT_BYTES = 256 << 20
+# Of a spool's record: its header, and the description of dtype and shape at its longest.
+_RECORD_BYTES = 512
+
+
+def retention_of(
+    whose: str, asked: int | None, window_bytes: int, records: int, replay: object
+) -> float:
+    """The bytes that a sender may keep.
+
+    A window must fit: the receiver may need all of it before it consumes any, and what it has
+    consumed becomes stable by itself.
+
+    Parameters
+    ----------
+    whose : str
+    asked : int or None
+        What the program chose.
+    window_bytes : int
+        Payload bytes of a window.
+    records : int
+        The most messages in a window, where each takes a header of its own.
+    replay : callable or None
+
+    Raises
+    ------
+    UsageError
+        The text names the smallest number that works.
+    """
+    if replay is not None:
+        if asked is not None:
+            raise UsageError(
+                f"{whose}: retention_bytes={asked} has no meaning with replay=, which keeps no "
+                "payload: leave it out"
+            )
+        return float("inf")
+    least = window_bytes + records * _RECORD_BYTES
+    if asked is None:
+        return max(_DEFAULT_BYTES, 4 * least)
+    if asked < least:
+        raise UsageError(
+            f"{whose}: retention_bytes={asked} is less than a window, so that sender and receiver "
+            f"could wait for each other for ever; the smallest that works is "
+            f"retention_bytes={least}, or a smaller window= or slot_bytes="
+        )
+    return asked
 
 
 class Replayed:
@@ -26,10 +73,12 @@ class Replayed:
 
     last_seq = 0
     kept_bytes = 0
+    overhead = 0
 
     def __init__(self, replay: Callable[[int], np.ndarray], digests: Digests | None, name: str):
         self._replay, self._digests, self._name = replay, digests, name
         self.keeps = digests is not None
+        self._last = self._freed = 0
 
     def keep(self, seq: int, payload: np.ndarray) -> None:
         """Note what is needed to have one message again, before it leaves."""
@@ -39,6 +88,8 @@ class Replayed:
         """:meth:`keep` for the rows of an array."""
         if self._digests is not None:
             self._digests.keep(first, rows)
+            self._last = first + len(rows) - 1
+            self.kept_bytes = DIGEST_BYTES * (self._last - self._freed)
 
     def again(self, seq: int) -> np.ndarray | None:
         """The message, None if there is none.
@@ -67,12 +118,15 @@ class Replayed:
         """Forget what every receiver stably has."""
         if self._digests is not None:
             self._digests.free(upto)
+            self._freed = upto
+            self.kept_bytes = DIGEST_BYTES * max(0, self._last - upto)
 
 
 class Spooled:
     """``spool=True``: payloads lie on the ledger's storage."""
 
     keeps = True
+    overhead = _RECORD_BYTES
 
     def __init__(self, spool: Spool):
         self._spool = spool
@@ -106,6 +160,7 @@ class Copied:
 
     keeps = True
     last_seq = 0
+    overhead = 0
 
     def __init__(self) -> None:
         self._copies: deque[tuple[int, Any, bool]] = deque()
@@ -141,3 +196,22 @@ class Copied:
                 return
             self.kept_bytes -= payload.nbytes
             copies.popleft()
+
+
+def make_kept(
+    runtime, stream: str, replay: Callable | None, spool: bool, receivers: int
+) -> Replayed | Spooled | Copied:
+    """What a sender with these parameters keeps."""
+    rt = runtime
+    name = (rt.config.ledger, stream, rt.rank, rt.since_epoch)
+    if spool:
+        spooled = Spool(*name)
+        rt.keep_durable(spooled)
+        return Spooled(spooled)
+    if replay is None:
+        return Copied()
+    digests = None
+    if receivers > 1:  # one may have a message that another lacks: both must get the same
+        digests = Digests(*name)
+        rt.keep_durable(digests)
+    return Replayed(replay, digests, f"rank {rt.rank}, stream {stream!r}")

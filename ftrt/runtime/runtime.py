@@ -188,6 +188,7 @@ class Runtime:
         volatile: bool = False,
         slot_bytes: int = SLOT_BYTES,
         window: int = SLOTS,
+        retention_bytes: int | None = None,
     ) -> Sender:
         """Open the sending end of ``(stream, this rank)``.
 
@@ -208,7 +209,13 @@ class Runtime:
         slot_bytes : int
             Payload bytes of a slot; a larger message is split over several.
         window : int
-            Number of slots, at least 2.
+            Number of slots, at least 2. They are the credit of the sender: what may be under way
+            at a time, freed when the receiver consumes.
+        retention_bytes : int, optional
+            The most that spool or copies take, freed when what every receiver consumed is stable
+            at the class of the job; a send that finds no room waits for it. By default 256 MiB,
+            or four windows if that is more. At least a window: a receiver may need one whole
+            before it consumes any of it.
         """
         _check_stream_name(stream)
         if window < 2 or slot_bytes < 64:
@@ -226,6 +233,7 @@ class Runtime:
             volatile=volatile,
             slot_bytes=slot_bytes,
             window=window,
+            retention_bytes=retention_bytes,
         )
         self._senders.append(made)
         self._bind(made)

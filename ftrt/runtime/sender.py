@@ -8,12 +8,11 @@ import numpy as np
 
 from ftrt.errors import FtrtError, UsageError
 from ftrt.ledger.log import SENT, LedgerClosed
-from ftrt.ledger.spool import Spool
-from ftrt.runtime.digests import Digests
-from ftrt.runtime.kept import Copied, Replayed, Spooled
+from ftrt.runtime.kept import Replayed, Spooled, make_kept, retention_of
 from ftrt.runtime.lane import Lane, have_of
 from ftrt.transport import meta
 from ftrt.transport.factory import give_up, is_stale
+from ftrt.transport.layout import check_sizes
 
 SLOTS = 64
 SLOT_BYTES = 64 * 1024
@@ -41,6 +40,7 @@ class Sender:
         volatile: bool,
         slot_bytes: int,
         window: int,
+        retention_bytes: int | None,
     ):
         if sum((replay is not None, spool, volatile)) != 1:
             raise UsageError(
@@ -57,8 +57,12 @@ class Sender:
         self.last_seq: int | None = None
         dests = [to] if isinstance(to, int) else list(to)
         self._check_dests(dests)
-        self._replayed: Replayed | None = None
-        self._kept = self._make_kept(replay, spool, len(dests))
+        self._dests = dests
+        window_bytes = window * check_sizes(window, slot_bytes)
+        self._retention_bytes = retention_of(
+            f"sender {stream!r}", retention_bytes, window_bytes, window if spool else 0, replay
+        )
+        self._kept = make_kept(runtime, stream, replay, spool, len(dests))
         self._keeps = self._kept.keeps
         self._freed = 0
         # Space is given back a quarter of a window at a time, not with each message.
@@ -77,23 +81,6 @@ class Sender:
                     f"sender {self.stream!r}: destination {dest} is not another rank of "
                     f"0..{rt.size - 1} (this is rank {rt.rank})"
                 )
-
-    def _make_kept(self, replay, spool: bool, receivers: int) -> Replayed | Spooled | Copied:
-        rt = self._runtime
-        name = (rt.config.ledger, self.stream, rt.rank, rt.since_epoch)
-        if spool:
-            spooled = Spool(*name)
-            rt.keep_durable(spooled)
-            return Spooled(spooled)
-        if replay is None:
-            return Copied()
-        digests = None
-        if receivers > 1:  # one may have a message that another lacks: both must get the same
-            digests = Digests(*name)
-            rt.keep_durable(digests)
-        whose = f"rank {rt.rank}, stream {self.stream!r}"
-        self._replayed = Replayed(replay, digests, whose)
-        return self._replayed
 
     def resend_missing(self) -> None:
         """Begin to bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
@@ -273,7 +260,23 @@ class Sender:
         if kept.kept_bytes >= self._free_at:
             self.free_kept()
             self._free_at = kept.kept_bytes + self._free_step
+        if kept.kept_bytes + payload.nbytes + kept.overhead > self._retention_bytes:
+            self._wait_retention(payload.nbytes + kept.overhead)
         (kept.keep_rows if batch else kept.keep)(first, payload)
+
+    def _wait_retention(self, size: int) -> None:
+        """Wait until so much more can be kept: what was consumed becomes stable meanwhile."""
+        kept, limit = self._kept, self._retention_bytes
+
+        def fits():
+            self.free_kept()
+            return kept.kept_bytes + size <= limit
+
+        self._runtime.wait(
+            fits,
+            f"room in the retention of stream {self.stream!r} ({kept.kept_bytes} of "
+            f"{limit} bytes wait to be consumed and stable at ranks {self._dests})",
+        )
 
     def free_kept(self) -> None:
         """Give back what is kept of messages that every receiver has at the job's class."""
@@ -309,8 +312,8 @@ class Sender:
             again = np.stack([self._must(lane, number) for number in range(seq, seq + count)])
         else:
             again = self._must(lane, seq)
-        if self._replayed is not None and ring.differs(frame, again):
-            self._replayed.refuse(seq, f"the one that rank {lane.dest} received damaged")
+        if isinstance(self._kept, Replayed) and ring.differs(frame, again):
+            self._kept.refuse(seq, f"the one that rank {lane.dest} received damaged")
         ring.rewrite(frame, again, self._runtime.epoch)
         self._runtime.note("healed", stream=self.stream, dest=lane.dest, seq=seq, count=count)
         lane.bell.ring()
