@@ -43,7 +43,8 @@ def rows(seconds_budget: float = 5.0) -> list[dict]:
 
 def _row(what, size, unit, raw, ours, seconds) -> dict:
     raw(), ours()
-    end, pairs = time.perf_counter() + seconds, []
+    end = time.perf_counter() + seconds
+    pairs: list[tuple[float, float]] = []
     while time.perf_counter() < end or len(pairs) < 5:
         pairs.append((raw(), ours()))
     plain, full = np.array(pairs).T
