@@ -233,6 +233,8 @@ def _close(now: Situation) -> Step:
 def finished(now: Situation, event: ev.ProcessFinished) -> Step:
     """Count a rank as complete; a spare that leaves is a spare less."""
     _known(now, event.process)
+    if now.state is State.RECORDING and event.process in now.named - now.dead:
+        return now, ()  # it is being left out: what it did after we read its ledger is void
     rank = now.acting.rank_of(event.process)
     if rank is not None:
         return replace(now, finished=now.finished | {rank}), ()

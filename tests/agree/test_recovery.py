@@ -346,6 +346,20 @@ def test_who_is_left_out_is_dead_once_our_record_exists():
     assert host.recovery.now.dead == {1, 4} and host.acting == {1: 3}
 
 
+def test_who_is_being_left_out_cannot_finish_any_more():
+    host = Host(2, spares=1)
+    host.tell(ev.CloseAsked(ONE))
+    host.inbox.clear()
+    host.tell(ev.LedgersClosed(ONE, {}, left_out=(1,)))
+    host.tell(ev.ProcessFinished(1))  # its last commits came after its ledger was read
+    host.settle()
+    assert host.acting == {1: 2} and host.recovery.now.finished == set()
+    host.tell(ev.ProcessFinished(0))
+    assert host.end is None  # rank 1 has work to do
+    host.tell(ev.ProcessFinished(2))
+    assert isinstance(host.end, End)
+
+
 def test_who_was_to_be_left_out_lives_on_in_somebody_elses_record():
     host = Host(3, spares=2)
     host.tell(ev.CloseAsked(ONE))
