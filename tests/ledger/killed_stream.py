@@ -7,6 +7,7 @@ next epoch is in force: its commit is then one that the ledger was closed under.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -63,7 +64,8 @@ class Points:
     def _end_the_other(self) -> None:
         job = self.job
         other = job.processes[1 - job.rank]
-        os.kill(job.board.get(other, Field.PID), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it died just now
+            os.kill(job.board.get(other, Field.PID), signal.SIGKILL)
         wait_for(lambda: job.moved_on)
 
 

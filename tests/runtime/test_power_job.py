@@ -15,17 +15,16 @@ from runtime_job import ROOT, run_job
 from ftrt.launch.mpirun import find_mpirun
 
 PROGRAM = ROOT / "tests" / "ledger" / "killed_stream.py"
-# Stands for mpirun: before every attempt but the first the power fails and the machine comes back.
+# Stands for mpirun, which begins when the machine has come back: see power/sitecustomize.py.
 MPIRUN = """#!{python}
-import os, sys, uuid
+import os, sys, time
 from pathlib import Path
-sys.path.insert(0, "{support}")
-import power_cut
-attempt = int(os.environ.get("FTRT_ATTEMPT", 0))
-if attempt > 1 and {cuts}:
-    power_cut.cut(Path(os.environ["FTRT_LEDGER"]), Path(os.environ["POWER_SYNCED"]), attempt)
-if attempt and {cuts}:
-    os.environ["POWER_BOOT"] = str(uuid.UUID(int=attempt))
+attempt, deadline = os.environ.get("FTRT_ATTEMPT"), time.monotonic() + 30
+back = Path(os.environ["POWER_SYNCED"], "back-" + str(attempt))
+while attempt and "POWER_CUTS" in os.environ and not back.exists():
+    if time.monotonic() > deadline:
+        sys.exit("the machine did not come back")
+    time.sleep(0.005)
 os.execv("{mpirun}", ["{mpirun}", *sys.argv[1:]])
 """
 
@@ -37,12 +36,13 @@ def power_job(directory: Path, options: list, *arguments, cuts: bool = True, **e
     support = ROOT / "tests" / "ledger"
     mpirun = directory / "mpirun"
     python, real = sys.executable, find_mpirun()
-    mpirun.write_text(MPIRUN.format(python=python, support=support, mpirun=real, cuts=cuts))
+    mpirun.write_text(MPIRUN.format(python=python, mpirun=real))
     mpirun.chmod(0o755)
     environment = {
         "PYTHONPATH": os.pathsep.join([str(support / "power"), str(ROOT)]),
         "POWER_SYNCED": str(directory / "synced"),
         "FTRT_SYNC_INTERVAL_S": "0.03",
+        **({"POWER_CUTS": "1"} if cuts else {}),
         **env,
     }
     options = ["-n", 2, "--stable", "power", "--mpirun", mpirun, *options]
