@@ -117,7 +117,13 @@ class Ring:
         """Move ``frames`` frames."""
         if self.comm.rank == 1:
             poll, release = self._reader.poll, self._reader.release
-            for _ in range(frames):
+            next_plain, sent = self._reader.poll_plain, self._sent
+            self._sent += frames
+            for seq in range(sent + 1, sent + frames + 1) if self.batch == 1 else ():
+                while next_plain(seq) is None and poll() is None:
+                    os.sched_yield()
+                release(seq)  # one message a frame: they have the same numbers
+            for _ in range(frames) if self.batch > 1 else ():
                 while (frame := poll()) is None:
                     os.sched_yield()
                 release(frame.number)

@@ -6,30 +6,20 @@ from typing import Any
 
 from numba import njit, types
 
-from ftrt.atomics import fetch_add
 from ftrt.host.board import Field
 from ftrt.ledger import commit
 from ftrt.ledger.log import StreamLog
-from ftrt.transport.direct import ADDRESS, direct, place, state_at, words_at
+from ftrt.transport import entries
+from ftrt.transport.direct import ADDRESS, direct, place, state_at
 
 _I64 = types.int64
 # What the kernel here calls; a test that puts its own commit in its place gets it called.
 _COMPILED = commit.append
-_ANY_LENGTH = 1 << 40  # the kernel stays inside by itself
 
 
-@njit(_I64(ADDRESS, ADDRESS, ADDRESS, _I64, _I64, _I64, _I64), cache=True)
-def _record(whole, cursor, board, counter, seq, count, dropped):
-    status = commit.append(
-        words_at(place(whole), _ANY_LENGTH),
-        state_at(place(cursor), _ANY_LENGTH),
-        seq,
-        count,
-        dropped,
-    )
-    if status == commit.DONE:
-        fetch_add(words_at(place(board), _ANY_LENGTH), counter, types.uint64(count))
-    return status
+@njit(_I64(ADDRESS, _I64, _I64, _I64), cache=True)
+def _record(entry, seq, count, dropped):
+    return entries.record(state_at(place(entry), entries.ENTRY), seq, count, dropped)
 
 
 _record_directly = direct(_record)
@@ -42,27 +32,43 @@ class Recorder:
     the commit that it was ordered for.
     """
 
-    __slots__ = ("_board", "_counter", "_faults", "_runtime", "counts", "log")
+    __slots__ = ("_board", "_counter", "_cursor", "_faults", "_runtime", "counts", "entry", "log")
 
     def __init__(self, runtime, log: StreamLog, counts: bool = True):
         self._runtime, self.log, self.counts = runtime, log, counts
-        self._board = runtime.job.board.words
+        self._board = runtime.job.board
         self._counter = runtime.job.board.counter_index(runtime.rank)
         self._faults = runtime._injector.pending
+        self.entry = entries.blank()
+        self._cursor: object = None
+
+    @property
+    def direct(self) -> bool:
+        """Whether a kernel may do all of it, with :attr:`entry` as it is now."""
+        if self._faults or not self.counts or commit.append is not _COMPILED:
+            return False
+        log, entry = self.log, self.entry
+        if log._cursor is not self._cursor:  # another segment, or another epoch
+            entry[entries.E_WHOLE] = log._whole.ctypes.data
+            entry[entries.E_CURSOR] = log._cursor.ctypes.data
+            entry[entries.E_COUNTER] = self._board.address + 8 * self._counter
+            self._cursor = log._cursor
+        return True
 
     def record(self, seq: int, count: int, dropped: bool = False) -> None:
         """Commit ``count`` numbers from ``seq`` on; LedgerClosed if the epoch has ended."""
-        log = self.log
-        if self._faults or not self.counts or commit.append is not _COMPILED:
-            log.append(seq, count, dropped)
-            if self.counts:
-                self._runtime.count(count)
-            return
-        status = _record_directly(
-            log._whole, log._cursor, self._board, self._counter, seq, count, dropped
+        usual = (
+            self.log._cursor is self._cursor
+            and not self._faults
+            and self.counts
+            and commit.append is _COMPILED
         )
-        if status:
-            log.append(seq, count, dropped)
+        if (usual or self.direct) and (
+            _record_directly(self.entry, seq, count, dropped) == commit.DONE
+        ):
+            return
+        self.log.append(seq, count, dropped)
+        if self.counts:
             self._runtime.count(count)
 
 
@@ -75,6 +81,11 @@ class Bell:
         self._job, self._rank = job, rank
         self._words: Any = memoryview(job.board.words.data)
         self._epoch, self._index = -1, 0
+
+    def address(self) -> int:
+        """Where the word lies, in the epoch in force, that says whether it sleeps."""
+        board = self._job.board
+        return board.address + 8 * board.index(self._job.processes[self._rank], Field.SLEEPING)
 
     def ring(self) -> None:
         """Wake it, after a store that it may be waiting for."""

@@ -14,12 +14,13 @@ from ftrt.errors import UsageError
 from ftrt.ledger.log import CONSUMED, LedgerClosed
 from ftrt.runtime.hot import Bell, Recorder
 from ftrt.transport.factory import damage, is_stale, make_recv
-from ftrt.transport.ring import RingRetired
+from ftrt.transport.ring import RecvRing, RingRetired
 
 # References to a slot's array that are ours: the channel's, the frame's, getrefcount's own.
 _OWN_REFERENCES = 3
 # After this part of the window slots are given back together, and the sender is woken once.
 _GIVE_BACK = 4
+_NO_RING = object()
 
 
 class _Held:
@@ -47,6 +48,7 @@ class Effect(dict):
             message._receiver._commit(message, self)
 
 
+_new_message = object.__new__
 _new_effect = dict.__new__  # an Effect needs no initialisation
 
 
@@ -64,9 +66,16 @@ class Message:
         1, or the number of messages of a batch (``array`` then has one row for each).
     """
 
-    __slots__ = ("_held", "_receiver", "array", "count", "records", "seq")
+    __slots__ = (
+        *("_held", "_receiver", "array", "count", "records", "seq"),
+        *("base", "left", "number"),  # in place of a _Held, of a message alone in its slot
+    )
 
-    def __init__(self, receiver, held: _Held, seq: int, count: int, array, records: bool):
+    base: Any
+    left: int
+    number: int
+
+    def __init__(self, receiver, held: _Held | None, seq: int, count: int, array, records: bool):
         self._receiver = receiver
         self._held = held
         self.seq = seq
@@ -123,7 +132,9 @@ class Receiver:
         self._top = self._marks.highest
         self._nacks = 0
         self._flip = False
-        self._frames: deque[_Held] = deque()
+        self._frames: deque[_Held | Message] = deque()
+        self._usual: Any = _NO_RING  # the ring while what comes is in order, whole and plain
+        self._many = 0
         self._released = self._given = 0
         self._give_every = 1
         self._queue: deque[Message] = deque()
@@ -147,6 +158,10 @@ class Receiver:
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message, None after the last one of a closed stream."""
+        if self._ring is self._usual:
+            message = self._poll_usual()
+            if message is not None:
+                return message
         while True:
             if self._rows is not None:
                 message = next(self._rows, None)
@@ -160,6 +175,10 @@ class Receiver:
 
     def receive_batch(self, timeout_s: float | None = None) -> Message | None:
         """The next frame: one message, or many small ones as the rows of one array."""
+        if self._ring is self._usual:
+            message = self._poll_usual()
+            if message is not None:
+                return message
         found = self._poll()
         if found is None:
             what = f"a message of stream {self.stream!r} from rank {self.source}"
@@ -183,6 +202,31 @@ class Receiver:
         row_array = rows[last]
         del rows  # or the frame would look as if somebody kept a part of it
         yield Message(self, held, seq + last, 1, row_array, False)
+
+    def _poll_usual(self) -> Message | None:
+        """The next message in the usual case, which is all in order; waits some microseconds."""
+        frames, ring = self._frames, self._usual
+        if frames:
+            if frames[0].left <= 0:
+                self._release()
+            if len(frames) >= self._many:
+                return None
+        seq = self._taken_upto + 1
+        base = ring.poll_plain(seq)
+        if base is None:
+            self._usual = _NO_RING  # until _poll finds that all is as usual again
+            return None
+        message = _new_message(Message)
+        message._held = None
+        message._receiver = self
+        message.number = ring._next - 1
+        message.base = base
+        message.seq = self._taken_upto = seq
+        message.left = message.count = 1
+        message.array = base.view()
+        message.records = False
+        frames.append(message)
+        return message
 
     def _poll(self):
         """A message, ``self`` at the end of the stream, or None when there is nothing yet."""
@@ -215,6 +259,7 @@ class Receiver:
     def corrupt_next(self) -> None:
         """Fault injection: flip bits in the next slot that was delivered."""
         self._flip = True
+        self._usual = _NO_RING
 
     def _damage(self, ring) -> None:
         try:
@@ -231,6 +276,8 @@ class Receiver:
         self._frames.clear()
         self._ring, self._generation = found
         self._released = self._given = self._nacks = 0
+        self._usual = _NO_RING
+        self._many = max(1, self._ring.slots // 2)
         self._give_every = max(1, self._ring.slots // _GIVE_BACK)
         return True
 
@@ -249,11 +296,14 @@ class Receiver:
             self._taken_upto = last
             held = _Held(number, count, base)
             self._frames.append(held)
+            plain = not (self._flip or records or self._rows) and type(self._ring) is RecvRing
+            self._usual = self._ring if plain else _NO_RING
             return Message(self, held, seq, count, array, records)
         return self._take_parts(number, seq, last, array, base, records)
 
     def _take_parts(self, number: int, seq: int, last: int, array, base, records: bool):
         """Queue what is missing of a frame that is known in part."""
+        self._usual = _NO_RING
         first = max(seq, self._taken_upto + 1)
         gaps = [(max(a, first), b) for a, b in self._marks.missing(last) if b >= first]
         self._taken_upto = max(self._taken_upto, last)
@@ -301,7 +351,7 @@ class Receiver:
         if seq + count > self._top:
             self._top = seq + count - 1
         message.array = None
-        held = message._held
+        held = message._held or message
         held.left -= count
         if held.left <= 0:
             self._release()

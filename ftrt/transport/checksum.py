@@ -20,7 +20,12 @@ _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_I64, 8)
 _UNROLL = 4
 BLOCK = 64 * _UNROLL
+# Lines are asked for this many bytes ahead: another core holds them, and the hardware's own
+# prefetchers stop at the end of a page.
 _AHEAD = 2048
+# A payload of this many bytes is copied at several places in turn: more lines are on their way.
+_STREAMS = 4
+_SPREAD_FROM = 4096 * _STREAMS
 
 _BYTES = types.Array(types.uint8, 1, "C")
 _READONLY = types.Array(types.uint8, 1, "C", readonly=True)
@@ -53,12 +58,14 @@ def _add_block(builder, source, key, target=None, past_caches=False):
     for part in range(_UNROLL):
         offsets = ir.Constant(_VECTOR, [ir.Constant(_I64, s) for s in steps[8 * part :][:8]])
         pointer = builder.gep(source, [ir.Constant(_I64, 64 * part)])
+        if target is None:
+            _prefetch(builder, pointer, write=False)
         data = builder.load(builder.bitcast(pointer, _VECTOR.as_pointer()), align=1)
         if target is not None:
             where = builder.gep(target, [ir.Constant(_I64, 8 * part)])
             _store(builder, data, where, past_caches)
             if not past_caches:
-                _prefetch_for_write(builder, where)
+                _prefetch(builder, where, write=True)
         mixed = builder.xor(data, builder.add(keys, offsets))
         low = builder.and_(mixed, _splat(0xFFFF_FFFF))
         product = builder.mul(low, builder.lshr(mixed, _splat(32)))
@@ -78,14 +85,14 @@ def _store(builder, data, target, past_caches):
         store.set_metadata("nontemporal", one)
 
 
-def _prefetch_for_write(builder, target):
-    """Ask for the line that will be written a while later: the reader's core still holds it."""
+def _prefetch(builder, where, write):
+    """Ask for the line that is used a while later: the other end's core still holds it."""
     byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     call = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    ahead = builder.gep(target, [ir.Constant(_I64, _AHEAD // 8)])
-    write, keep, data = (ir.Constant(number, n) for n in (1, 3, 1))
-    builder.call(call, [builder.bitcast(ahead, byte), write, keep, data])
+    ahead = builder.gep(builder.bitcast(where, byte), [ir.Constant(_I64, _AHEAD)])
+    for_write, keep, data = (ir.Constant(number, n) for n in (int(write), 3, 1))
+    builder.call(call, [ahead, for_write, keep, data])
 
 
 def _pointer(context, builder, array_type, array, index):
@@ -209,6 +216,19 @@ def copy_checksum(target, offset, source, seed, past_caches):
             key += step * types.uint64(BLOCK // 8)
             at += BLOCK
         fence()
+    if not past_caches and size >= _SPREAD_FROM:
+        part = size // (_STREAMS * BLOCK) * BLOCK
+        part_step = step * types.uint64(part >> 3)
+        for _ in range(part // BLOCK):
+            part_key, where = key, at
+            for _ in range(_STREAMS):
+                total += _copy_block(target, offset + (where >> 3), source, where, part_key)
+                part_key += part_step
+                where += part
+            key += step * types.uint64(BLOCK // 8)
+            at += BLOCK
+        at += part * (_STREAMS - 1)
+        key += part_step * types.uint64(_STREAMS - 1)
     while at + BLOCK <= size:
         total += _copy_block(target, offset + (at >> 3), source, at, key)
         key += step * types.uint64(BLOCK // 8)

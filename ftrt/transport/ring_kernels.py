@@ -11,7 +11,7 @@ from __future__ import annotations
 from numba import njit, types
 
 from ftrt.atomics import compare_exchange, load_acquire, store_release
-from ftrt.transport import direct, layout, slots
+from ftrt.transport import direct, entries, layout, slots
 from ftrt.transport.direct import (
     ADDRESS,
     OBJECT,
@@ -36,6 +36,8 @@ _I64, _U64 = types.int64, types.uint64
 S_WORDS, S_LENGTH, S_SLOTS, S_STRIDE, S_SLOT_BYTES, S_SENT, S_RELEASED = range(7)
 S_IDENT, S_RECORDS, S_PAST_CACHES = range(7, 10)
 SEND_STATE = 10
+#: Looks at a word of the other end before a process may go to sleep: some tens of microseconds.
+SPINS = 20_000
 # What the sender remembers of each frame: seq, header word 5, header word 6.
 RECORD_WORDS = 3
 # A described dtype and shape.
@@ -67,6 +69,21 @@ def _credit(state, words):
         word = load_acquire(words, layout.W_RELEASED)
         state[S_RELEASED] = _I64(word & _U64(layout.FRAME_MASK))
         free = state[S_SLOTS] - state[S_SENT] + state[S_RELEASED]
+    return free
+
+
+@njit(_I64(_STATE, _WORDS), cache=True)
+def _credit_soon(state, words):
+    """As :func:`_credit`, after a short wait for the first free slot."""
+    free = _credit(state, words)
+    if free == 0:
+        for _ in range(SPINS):
+            if (
+                _I64(load_acquire(words, layout.W_RELEASED) & _U64(layout.FRAME_MASK))
+                != state[S_RELEASED]
+            ):
+                break
+        free = _credit(state, words)
     return free
 
 
@@ -159,6 +176,72 @@ def _put_part(state, known, array, offset, size, seq, tally, part, frame):
     _put(mine, words, about, data_at(place(array)) + offset, size, seq, tally, part, frame)
 
 
+@njit(_I64(ADDRESS, ADDRESS, ADDRESS, OBJECT, _I64), cache=True)
+def _send_recorded(entry, state, known, array, seq):
+    """Record a number, then send it as an array that fits into one slot.
+
+    Waits shortly for credit. Returns 0 if all is done, 1 if the receiver sleeps and must be woken
+    besides. Else nothing was done: below 0 by the ring's fault, 2 if the ledger refused the number.
+    """
+    mine, about = state_at(place(state), SEND_STATE), state_at(place(known), KNOWN)
+    size = _bytes_if_known(about, place(array), 0)
+    if size < 0 or size > mine[S_SLOT_BYTES]:
+        return UNKNOWN
+    words = words_at(mine[S_WORDS], mine[S_LENGTH])
+    if _credit_soon(mine, words) < 1:
+        return SEALED
+    notes = state_at(place(entry), entries.ENTRY)
+    if entries.record(notes, seq, 1, 0) != entries.DONE:
+        return 2
+    _put(mine, words, about, data_at(place(array)), size, seq, _I64(1) << 32, _I64(1), 0)
+    return entries.sleeps(notes)
+
+
+@njit(_I64(ADDRESS, _I64), cache=True)
+def _take_plain(state, seq):
+    """Wait shortly for the next frame and take it if it is the one message ``seq``, in one slot.
+
+    Returns its slot, -1 if it is anything else, is not sound or has not come: nothing was taken.
+    """
+    mine = state_at(place(state), RECV_STATE)
+    words = words_at(mine[R_WORDS], mine[R_LENGTH])
+    frame = mine[R_NEXT]
+    slot = (frame - 1) % mine[R_SLOTS]
+    at = _PAGE_WORDS + slot * mine[R_STRIDE]
+    left = SPINS
+    while _I64(load_acquire(words, at)) != frame:
+        left -= 1
+        if left == 0 or load_acquire(words, layout.W_CLOSED) != _U64(0):
+            return -1
+    part = _I64(words[at + 6])
+    meta_size = (part >> 48) & 0xFFFF
+    if _I64(words[at + 2]) != seq or _I64(words[at + 5]) != _I64(1) << 32 or not words[at + 3]:
+        return -1
+    if meta_size != mine[R_META_SIZE]:
+        return -1
+    for i in range((meta_size + 7) >> 3):
+        if _I64(words[at + _META_WORD + i]) != mine[R_META + i]:
+            return -1
+    status = slots.verify(
+        words,
+        octets_at(mine[R_WORDS], mine[R_LENGTH] * 8),
+        at,
+        _U64(frame),
+        _U64(mine[R_STREAM]),
+        _U64(mine[R_MIN_EPOCH]),
+        _U64(mine[R_NEXT_SEQ]),
+        mine[R_CAPACITY],
+    )
+    if status != _OK:
+        return -1
+    sealed = _I64(load_acquire(words, layout.W_SEALED))
+    if sealed != 0 and frame >= sealed:
+        return -1
+    mine[R_NEXT] = frame + 1
+    mine[R_NEXT_SEQ] = seq + 1
+    return slot
+
+
 _TAKEN = types.UniTuple(_I64, 7)
 
 
@@ -224,3 +307,4 @@ def _release(state, number):
 
 send_one, send_rows, put_part = (direct.direct(k) for k in (_send_one, _send_rows, _put_part))
 take, release = direct.direct(_take), direct.direct(_release)
+send_recorded, take_plain = direct.direct(_send_recorded), direct.direct(_take_plain)

@@ -6,6 +6,7 @@ import pytest
 from ftrt.transport.checksum import BLOCK, checksum, copy_checksum, reference
 
 LENGTHS = [*range(18), BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7, 1000, 5000]
+LENGTHS += [16_383, 16_384, 16_384 + 9 * BLOCK + 13, 65_536]  # copied at several places in turn
 
 
 def aligned_words(count):
