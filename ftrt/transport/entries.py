@@ -42,5 +42,8 @@ def record(entry, seq, count, dropped):
 
 @njit(_I64(types.Array(_I64, 1, "C")), cache=True)
 def sleeps(entry):
-    """1 if the process at the other end says that it sleeps, after a fence of the caller."""
+    """1 if the process at the other end says that it sleeps."""
+    # A locked read-modify-write is a full fence: what was published before is seen by a process
+    # that looks once more before it sleeps, or it is seen here that it does.
+    fetch_add(words_at(entry[E_COUNTER], 1), 0, types.uint64(0))
     return _I64(load_acquire(words_at(entry[E_SLEEPING], 1), 0) != types.uint64(0))
