@@ -32,6 +32,7 @@ from ftrt.host.watch import Watch
 from ftrt.host.words import mpi_directory
 from ftrt.ledger.leftovers import remove_leftovers
 from ftrt.ledger.record import create_record, latest_epoch, read_record
+from ftrt.runtime import ending
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
 
@@ -351,6 +352,11 @@ class Agent:
         self.board.ring_bell(process)
 
     def _do_End(self, effect: fx.End) -> None:
+        for rank, process in self.core.membership.members:
+            record = self.config.run_directory / f"rank-{rank}.json"
+            if not self.watch.alive(process) and not record.exists():
+                # It died after its work was complete, before it could say so.
+                ending.report(self.config, rank, "done")
         self._enter_status(Status.ENDED)
         self.over = True
 
@@ -381,6 +387,8 @@ class Agent:
     def close(self) -> None:
         """See everybody off, by force after a grace; leave no shared memory behind."""
         deadline = time.monotonic() + self._grace_s
+        if hasattr(self, "schedule"):
+            self.schedule.resume_all()
         if hasattr(self, "watch"):
             while any(map(self._must_leave, self._everybody)) and time.monotonic() < deadline:
                 self._beat()

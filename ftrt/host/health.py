@@ -32,13 +32,14 @@ class Health:
     def overdue(self) -> list[tuple[int, str]]:
         """Processes to be replaced, each with the evidence."""
         now = time.monotonic()
-        late = now - self._looked > 0.05  # the agent itself did not run: judge nobody by that
+        gap_s = now - self._looked
+        late_s = gap_s if gap_s > 0.05 else 0.0  # the agent itself did not run: nobody's fault
         self._looked = now
         found = []
         for process in range(self._board.processes):
             if self._board.get(process, Field.PHASE) in (Phase.FINISHED, Phase.RAISED):
                 continue
-            silent = self._silence(process, now, late)
+            silent = self._silence(process, now, late_s)
             self._suspect(process, silent)
             if silent > self._config.evict_timeout_s:
                 found.append((process, f"no heartbeat for {silent:.1f} s"))
@@ -46,10 +47,12 @@ class Health:
                 found.append((process, f"no progress for {limit:g} s"))
         return found
 
-    def _silence(self, process: int, now: float, late: bool) -> float:
-        beat = self._board.get(process, Field.BEAT)
-        if beat != self._beats[process][0] or late:
+    def _silence(self, process: int, now: float, late_s: float) -> float:
+        beat, (last, since) = self._board.get(process, Field.BEAT), self._beats[process]
+        if beat != last:
             self._beats[process] = (beat, now)
+        elif late_s:
+            self._beats[process] = (beat, min(now, since + late_s))
         return now - self._beats[process][1]
 
     def _suspect(self, process: int, silent: float) -> None:

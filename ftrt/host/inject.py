@@ -30,6 +30,12 @@ class Schedule:
                 self._faults.remove((index, fault))
                 self._fire(index, fault)
 
+    def resume_all(self) -> None:
+        """Let go on who is paused: nobody will look at the clock any more."""
+        for _, process in self._resume:
+            self._agent.watch.send(process, signal.SIGCONT)
+        self._resume.clear()
+
     def in_recovery(self) -> None:
         """Called inside a recovery, after the decision to close and before the ledgers are."""
         for index, fault in list(self._faults):

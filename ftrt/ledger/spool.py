@@ -8,9 +8,9 @@ stable mark is given back to the file system.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
-import json
 import os
 import struct
 import zlib
@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
+from numpy.lib import format as npy
 
 from ftrt.errors import LedgerError
 from ftrt.ledger.steps import step
@@ -69,7 +70,7 @@ class Spool:
 
     def append(self, seq: int, array: np.ndarray) -> None:
         """Store one message, or raise :class:`LedgerError` with nothing stored."""
-        meta = json.dumps([array.dtype.str, array.shape]).encode()
+        meta = repr((npy.dtype_to_descr(array.dtype), array.shape)).encode()
         payload = np.ascontiguousarray(array).tobytes()
         check = zlib.crc32(payload, zlib.crc32(meta))
         head = _HEADER.pack(_MAGIC, seq, 1, len(meta), len(payload), check)
@@ -95,8 +96,8 @@ class Spool:
         if record is None:
             raise LedgerError(f"{self._path}: message {seq} is damaged in the spool")
         _, meta, payload, _ = record
-        dtype, shape = json.loads(meta)
-        return np.frombuffer(payload, np.dtype(dtype)).reshape(shape)
+        descr, shape = ast.literal_eval(meta.decode())
+        return np.frombuffer(payload, npy.descr_to_dtype(descr)).reshape(shape)
 
     def free(self, stable_seq: int) -> None:
         """Forget what every receiver has stably consumed; the space goes back in large pieces."""

@@ -153,8 +153,11 @@ class StateStore:
         If it raises, the puts with the same reference before it are discarded too.
         """
         with self.lock:
+            reached = tuple(int(part) for part in ref)
+            if self._pending and reached != self._pending_ref:
+                self._settle()  # before anything can raise: what is pending may be committed
             try:
-                self._put(key, value, tuple(int(part) for part in ref))
+                self._put(key, value, reached)
             except BaseException:
                 self.discard()  # the effect is void as a whole
                 raise
@@ -163,8 +166,6 @@ class StateStore:
         name = key.encode()
         if not 0 < len(name) <= statefmt.KEY_BYTES or "\0" in key:
             raise UsageError(f"state key {key!r}: must have 1 to {statefmt.KEY_BYTES} bytes")
-        if self._pending and ref != self._pending_ref:
-            self._settle()
         pieces = statefmt.encode(value)
         size = sum(np.frombuffer(piece, np.uint8).size for piece in pieces)
         buffer = self._pending.pop(name, None)
@@ -175,6 +176,16 @@ class StateStore:
         self._version += 1
         self._pending[name], self._pending_ref = buffer, ref
         buffer.write(name, pieces, ref, self._version)
+
+    def values(self) -> dict:
+        """What was committed in this epoch, by key; not to be called inside an effect."""
+        with self.lock:
+            if self._pending:
+                self._settle()
+            return {
+                name.decode(): statefmt.decode(buffer.file.bytes_of(buffer.slot).tobytes())
+                for name, buffer in self._current.items()
+            }
 
     def _settle(self) -> None:
         if self._published is None or self._published(self._pending_ref):

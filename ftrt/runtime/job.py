@@ -133,7 +133,8 @@ class Job:
             value = ready()
             if value:
                 return value
-        return self._sleep_until(ready, what, timeout_s or self.config.call_timeout_s)
+        limit_s = self.config.call_timeout_s if timeout_s is None else timeout_s
+        return self._sleep_until(ready, what, limit_s)
 
     def _sleep_until(self, ready, what: str, timeout_s: float):
         words, deadline = self.board.words, time.monotonic() + timeout_s

@@ -86,6 +86,7 @@ class Runtime:
         self._await_assignment()
         self.rank, self.size = self.job.rank, config.ranks
         self._senders: list[Sender] = []
+        self._ends: set[tuple[str, str, str]] = set()
         self._receivers: list[Receiver] = []
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
         self._comm: tuple[int, Any] | None = None
@@ -224,6 +225,8 @@ class Runtime:
                 "works is window=2 and slot_bytes=64"
             )
         dests = to if isinstance(to, int) else list(to)
+        for dest in [to] if isinstance(to, int) else list(to):
+            self._open_once("sender", stream, f"to rank {dest}")
         made = Sender(
             self,
             stream,
@@ -243,10 +246,20 @@ class Runtime:
     def receiver(self, stream: str, source: int) -> Receiver:
         """Open the receiving end of ``(stream, source)`` at this rank."""
         _check_stream_name(stream)
+        self._open_once("receiver", stream, f"from rank {source}")
         made = Receiver(self, stream, source)
         self._receivers.append(made)
         self._bind(made)
         return made
+
+    def _open_once(self, end: str, stream: str, other: str) -> None:
+        """A second end would begin at numbers that the first has moved beyond."""
+        if (end, stream, other) in self._ends:
+            raise UsageError(
+                f"rank {self.rank}: the {end} of stream {stream!r} {other} was opened already: "
+                "keep it and use it again, for a loop too"
+            )
+        self._ends.add((end, stream, other))
 
     def _bind(self, end: Sender | Receiver) -> None:
         """Bring an end that was made across a change of epoch into the epoch in force."""
@@ -260,7 +273,8 @@ class Runtime:
     def restore(self) -> dict[str, Any] | None:
         """All effect keys of this rank that were committed, None if there are none yet."""
         entries = self.job.record.get("states", {}).get(str(self.rank), [])
-        return ledger_state.restore(self.config.ledger, entries) if entries else None
+        before = ledger_state.restore(self.config.ledger, entries) if entries else {}
+        return {**before, **self._store.values()} or None
 
     @contextlib.contextmanager
     def phase(self, name: str, limit_s: float) -> Iterator[None]:

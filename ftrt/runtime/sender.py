@@ -60,6 +60,7 @@ class Sender:
         self._checked_bytes = 0
         self.last_seq: int | None = None
         self._usual: tuple | None = None
+        self._sending = False
         dests = [to] if isinstance(to, int) else list(to)
         self._check_dests(dests)
         self._dests = dests
@@ -155,9 +156,14 @@ class Sender:
         payload = array if type(array) is np.ndarray else np.asarray(array)
         if payload.dtype is not self._checked_dtype or payload.nbytes > self._checked_bytes:
             self._check(payload)
+        self._begin()
         seq = self.next_seq
         if self._keeps:
-            self._keep(seq, payload, False)
+            try:
+                self._keep(seq, payload, False)
+            except BaseException:
+                self._sending = False  # nothing of it was kept, recorded or sent
+                raise
         for lane in self._lanes:
             if seq <= lane.have.highest and lane.have.contains(seq):
                 continue
@@ -167,6 +173,7 @@ class Sender:
                 self._record_later(lane, seq, 1)
             self._publish(lane, seq, payload)
         self.next_seq = seq + 1
+        self._sending = False
         self._usual = self._usual_way()
         return seq
 
@@ -183,6 +190,16 @@ class Sender:
         recorder.entry[E_SLEEPING] = lane.bell.address()
         ring.enter(job.epoch)
         return recorder.entry, ring.state, ring.known
+
+    def _begin(self) -> None:
+        """A number belongs to one payload: no other send may come before it has left."""
+        if self._sending:
+            raise UsageError(
+                f"rank {self._runtime.rank}: sender {self.stream!r}: message {self.next_seq} is "
+                "still being sent: do not send from an on_recovery hook on the same sender, nor "
+                "again after a send raised; nothing of this call was sent"
+            )
+        self._sending, self._usual = True, None
 
     def send_batch(self, records) -> int:
         """Send the rows of an array of two or more dimensions as so many messages.
@@ -211,6 +228,7 @@ class Sender:
                 self.send(row)
             return first
         step = max(1, self._slot_bytes // row_bytes * self._window) if row_bytes else count
+        self._begin()
         for start in range(0, count, step):
             part = rows[start : start + step]
             if self._keeps:
@@ -219,6 +237,7 @@ class Sender:
                 self._record(lane, self.next_seq, len(part))
                 self._publish_rows(lane, self.next_seq, part)
             self.next_seq += len(part)
+        self._sending = False
         return first
 
     def _some_have(self, first: int) -> bool:

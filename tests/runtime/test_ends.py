@@ -1,0 +1,149 @@
+"""What a program may do with its ends and its state, in real jobs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from runtime_job import run_job
+
+from ftrt.ledger.spool import Spool
+
+HEAD = """
+import numpy as np
+import ftrt
+from ftrt.errors import DeadlineExceeded, UsageError
+
+def make(seq):
+    return np.full(4, seq)
+
+with ftrt.init() as rt:
+"""
+TWICE = """
+    if rt.rank == 0:
+        with rt.sender("s", to=1, replay=make) as out:
+            out.send(make(1))
+            try:
+                rt.sender("s", to=1, replay=make)
+            except UsageError as error:
+                print("refused:", error)
+    else:
+        ends = rt.receiver("s", source=0)
+        with ends.receive().consume():
+            pass
+        try:
+            rt.receiver("s", source=0)
+        except UsageError as error:
+            print("refused:", error)
+        assert ends.receive() is None
+"""
+RESTORED = """
+    if rt.rank == 0:
+        with rt.sender("s", to=1, replay=make) as out:
+            while out.next_seq <= 20:
+                out.send(make(out.next_seq))
+    else:
+        state = rt.restore() or {"sum": 0}
+        end = rt.receiver("s", source=0)
+        try:
+            end.receive(timeout_s=0)
+        except DeadlineExceeded:
+            pass
+        for message in end:
+            if message.seq == 11:
+                for wrong in (5, "k" * 200):
+                    try:
+                        with message.consume() as effect:
+                            effect["sum"] = 10**6
+                            effect[wrong] = 1
+                    except (UsageError, AttributeError):
+                        state = rt.restore()
+                        assert state["sum"] == 55, state
+            with message.consume() as effect:
+                state["sum"] += message.seq
+                effect["sum"] = state["sum"]
+        assert rt.restore()["sum"] == 210 == state["sum"]
+"""
+NESTED = """
+    if rt.rank == 0:
+        refused = []
+        def hook(rt):
+            try:
+                out.send(make(0))
+            except UsageError:
+                refused.append(True)
+        rt.on_recovery(hook)
+        out = rt.sender("s", to=1, replay=make, window=2)
+        while out.next_seq <= 200:
+            out.send(make(out.next_seq))
+        out.close()
+        assert refused
+    else:
+        for message in rt.receiver("s", source=0):
+            assert (message.array == message.seq).all(), (message.seq, message.array)
+            with message.consume():
+                pass
+"""
+
+
+def job(tmp_path, text, *options):
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + text)
+    ended = run_job(tmp_path, ["-n", 2, *options], program)
+    assert ended.status == 0, ended.output
+    assert ended.report["audit"]["ok"]
+    return ended
+
+
+def test_an_end_is_opened_once(tmp_path):
+    assert job(tmp_path, TWICE).output.count("refused:") == 2
+
+
+def test_restore_after_an_effect_that_raised(tmp_path):
+    job(tmp_path, RESTORED)
+
+
+def test_a_hook_cannot_take_the_number_of_a_message_on_its_way(tmp_path):
+    # The receiver dies while the sender waits for credit, so the hook runs inside a send.
+    ended = job(tmp_path, NESTED, "--spares", 1, "--fault", "kill:1@50msg")
+    assert len(ended.named("recovery")) == 1
+
+
+def test_a_rank_that_dies_after_its_work_is_done(tmp_path):
+    text = """
+    if rt.rank == 1:
+        import time
+        time.sleep(2.5)
+"""
+    ended = job(tmp_path, text, "--fault", "kill:0@1s")
+    assert not ended.named("recovery")
+
+
+def test_a_rank_paused_after_its_work_is_let_go_on(tmp_path):
+    text = """
+    if rt.rank == 1:
+        import time
+        time.sleep(2)
+"""
+    job(tmp_path, text, "--fault", "stop:0@1s+30s")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([(1, 2.5), (3, 4.5)], [("x", "i4"), ("y", "f8")]),
+        np.arange(6, dtype=">i2").reshape(2, 3),
+        np.array("2026-11-30", "M8[D]"),
+        np.zeros((0, 4), np.float32),
+    ],
+)
+def test_a_spool_keeps_the_dtype(tmp_path, array):
+    spool = Spool(tmp_path, "s", 0, 1)
+    spool.append(1, array)
+    back = spool.read(1)
+    assert back.dtype == array.dtype and back.shape == array.shape
+    assert back.tobytes() == array.tobytes()
