@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import traceback
 import uuid
+
+import pytest
 
 from ftrt.ledger import log, record
 from ftrt.ledger.pool import LedgerPool
@@ -63,3 +67,15 @@ class DieAt:
 
 def killed(status: int) -> bool:
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+@contextlib.contextmanager
+def mounted(directory, options: str):
+    """A file system of its own on ``directory``; the test is skipped where that is not allowed."""
+    made = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory]
+    if subprocess.run(made, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)

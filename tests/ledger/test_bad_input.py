@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from ledger_support import JOB, open_ledger
+from ledger_support import JOB, mounted, open_ledger
 
 from ftrt.cli import main
 from ftrt.ledger import layout, record, seal
@@ -61,11 +60,8 @@ def test_audit_of_a_newer_version(used):
 
 @pytest.fixture
 def disk(tmp_path, request):
-    made = ["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", tmp_path]
-    if subprocess.run(made, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
+    with mounted(tmp_path, request.param):
+        yield tmp_path
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 import json
 import os
 import resource
-import subprocess
 import uuid
 
 import numpy as np
 import pytest
-from ledger_support import open_ledger, run_child
+from ledger_support import mounted, open_ledger, run_child
 
 from ftrt.errors import LedgerDamaged, LedgerError
 from ftrt.ledger import audit, h5, layout, record, seal, state
@@ -155,15 +154,8 @@ def test_read_only_directory(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip("needs the right to mount")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
+    with mounted(tmp_path, "size=64k"):
+        yield tmp_path
 
 
 def test_full_disk(small_disk):

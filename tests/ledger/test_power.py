@@ -7,14 +7,13 @@ import errno
 import os
 import random
 import signal
-import subprocess
 import time
 import uuid
 
 import numpy as np
 import power_cut
 import pytest
-from ledger_support import JOB, killed, make_directory, run_child
+from ledger_support import JOB, killed, make_directory, mounted, run_child
 
 from ftrt.errors import LedgerError
 from ftrt.ledger import audit, durable, record, seal, state
@@ -158,15 +157,8 @@ def test_a_sync_that_fails_is_final(directory, monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path],
-        capture_output=True,
-        check=False,
-    )
-    if made.returncode:
-        pytest.skip("needs the right to mount")
-    yield tmp_path
-    subprocess.run(["umount", "-l", tmp_path], check=True)
+    with mounted(tmp_path, "size=2m"):
+        yield tmp_path
 
 
 def test_a_full_disk_fails_the_mark_and_leaves_the_old_one(small_disk):
