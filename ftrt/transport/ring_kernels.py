@@ -197,6 +197,25 @@ def _send_recorded(entry, state, known, array, seq):
     return entries.sleeps(notes)
 
 
+@njit(_I64(_STATE, _WORDS, _I64, _I64), cache=True)
+def _verdict(mine, words, at, frame):
+    """Verdict on the frame whose slot begins at ``at``; HIDDEN if it is sound but void."""
+    status = slots.verify(
+        words,
+        octets_at(mine[R_WORDS], mine[R_LENGTH] * 8),
+        at,
+        _U64(frame),
+        _U64(mine[R_STREAM]),
+        _U64(mine[R_MIN_EPOCH]),
+        _U64(mine[R_NEXT_SEQ]),
+        mine[R_CAPACITY],
+    )
+    if status != _OK and status != _DUPLICATE:
+        return status
+    sealed = _I64(load_acquire(words, layout.W_SEALED))
+    return HIDDEN if sealed != 0 and frame >= sealed else status
+
+
 @njit(_I64(ADDRESS, _I64), cache=True)
 def _take_plain(state, seq):
     """Wait shortly for the next frame and take it if it is the one message ``seq``, in one slot.
@@ -222,20 +241,7 @@ def _take_plain(state, seq):
     for i in range((meta_size + 7) >> 3):
         if _I64(words[at + _META_WORD + i]) != mine[R_META + i]:
             return -1
-    status = slots.verify(
-        words,
-        octets_at(mine[R_WORDS], mine[R_LENGTH] * 8),
-        at,
-        _U64(frame),
-        _U64(mine[R_STREAM]),
-        _U64(mine[R_MIN_EPOCH]),
-        _U64(mine[R_NEXT_SEQ]),
-        mine[R_CAPACITY],
-    )
-    if status != _OK:
-        return -1
-    sealed = _I64(load_acquire(words, layout.W_SEALED))
-    if sealed != 0 and frame >= sealed:
+    if _verdict(mine, words, at, frame) != _OK:
         return -1
     mine[R_NEXT] = frame + 1
     mine[R_NEXT_SEQ] = seq + 1
@@ -259,21 +265,9 @@ def _take(state):
     published = _I64(load_acquire(words, at))
     if published == 0 or published == frame - mine[R_SLOTS]:
         return NOTHING, 0, 0, 0, 0, 0, 0
-    status = slots.verify(
-        words,
-        octets_at(mine[R_WORDS], mine[R_LENGTH] * 8),
-        at,
-        _U64(frame),
-        _U64(mine[R_STREAM]),
-        _U64(mine[R_MIN_EPOCH]),
-        _U64(mine[R_NEXT_SEQ]),
-        mine[R_CAPACITY],
-    )
+    status = _verdict(mine, words, at, frame)
     if status != _OK and status != _DUPLICATE:
         return status, 0, 0, 0, 0, 0, 0
-    sealed = _I64(load_acquire(words, layout.W_SEALED))
-    if sealed != 0 and frame >= sealed:
-        return HIDDEN, 0, 0, 0, 0, 0, 0
     seq, tally, part = _I64(words[at + 2]), _I64(words[at + 5]), _I64(words[at + 6])
     meta_size = (part >> 48) & 0xFFFF
     changed = _I64(meta_size != mine[R_META_SIZE])
