@@ -98,12 +98,8 @@ class Ledgers:
             closer = self._closers.get((epoch, rank))
             if closer is not None:
                 closer.map()
-                self._map_states(epoch, rank)
-
-    def _map_states(self, epoch: int, rank: int) -> list:
-        known = self._state_files.setdefault((epoch, rank), [])
-        ledger_state.map_state_files(self._config.ledger, epoch, rank, known)
-        return known
+                known = self._state_files.setdefault((epoch, rank), [])
+                ledger_state.map_state_files(self._config.ledger, epoch, rank, known)
 
     def states(self, epoch: int, seals: dict[int, list[dict]], before: dict) -> dict:
         """Where the newest committed value of every key lies, by rank (as text, for JSON)."""

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import platform
+import select
 import signal
 import struct
 
@@ -113,6 +114,13 @@ def leave_after_python() -> bool:
     """
     on_exit = getattr(_libc, "on_exit", None)  # glibc; the handler that is added last runs first
     return on_exit is not None and on_exit(_libc._exit, None) == 0
+
+
+def process_ended(descriptor: int) -> bool:
+    """Whether the process behind a pidfd is gone."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def process_start_ticks(pid: int) -> int:

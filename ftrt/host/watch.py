@@ -8,7 +8,6 @@ thread ends. Either way the process is of no use any more: whoever hears of it e
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 from collections import deque
@@ -74,8 +73,4 @@ class Watch:
         """True while the process exists."""
         self.send(process, 0)
         descriptor = self._pidfds[process]
-        if descriptor is None:
-            return False
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        return not poller.poll(0)
+        return descriptor is not None and not libc.process_ended(descriptor)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import select
 import subprocess
 import time
 from collections.abc import Callable
@@ -185,7 +184,8 @@ class Job:
         self._check_agent()
 
     def _check_agent(self) -> None:
-        if _ended(self._agent_descriptor):
+        agent = self._agent_descriptor
+        if agent is None or libc.process_ended(agent):
             raise RecoveryImpossible(
                 f"rank {self.rank}, epoch {self.epoch}: the host agent (pid "
                 f"{int(self.board.words[Word.AGENT_PID])}) is gone, its last words are in "
@@ -233,11 +233,6 @@ def _open_process(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except OSError:
         return None
-
-
-def _ended(descriptor: int | None) -> bool:
-    """Whether the process behind a descriptor is gone."""
-    return descriptor is None or bool(select.select([descriptor], [], [], 0)[0])
 
 
 def _fence_both_ways() -> None:
