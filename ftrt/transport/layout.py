@@ -28,7 +28,7 @@ W_SEALED = 48  # 0, or 1 + last frame of the sender that counts
 W_CLOSED = 64  # 0, or 2 + last seq at the sender's close
 W_CLOSED_FRAMES = 65  # frames sent at close
 W_NACK = 80  # 0, or the frame to be rewritten
-W_SENT = 96  # frames sent, for onlookers
+W_SENT = 96  # frames sent; a slot that does not show one of them is damaged
 
 FRAME_BITS = 48
 FRAME_MASK = (1 << FRAME_BITS) - 1

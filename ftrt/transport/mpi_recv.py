@@ -177,6 +177,7 @@ class RecvMpi:
         self._posted.popleft()
         self._arrived += 1
         self._map.put(self._map.at(self._arrived), self._arrived)
+        self._map.put(layout.W_SENT, self._arrived)
         return True
 
     def _reap_all(self) -> None:

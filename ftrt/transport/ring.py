@@ -24,7 +24,7 @@ from ftrt.transport.slots import BATCH, FRAGMENT, MORE, PREFIX_BYTES, STREAM_FRO
 __all__ = ["RecvRing", "RingRetired", "SendRing", "flip_bits", "retire_receiver", "seal_sender"]
 
 _PAGE_WORDS = PAGE // 8
-_OK, _EMPTY, _STALE, _TORN, _DUPLICATE = (int(v) for v in Verdict)
+_OK, _STALE, _DUPLICATE = (int(v) for v in (Verdict.OK, Verdict.STALE, Verdict.DUPLICATE))
 
 
 class RingRetired(Fenced):
@@ -471,12 +471,7 @@ class RecvRing:
     def _refuse(self, verdict: int) -> None:
         """Count why a frame cannot be read, and ask for it again if it is damaged."""
         at = _PAGE_WORDS + ((self._next - 1) % self._slots) * self._stride
-        published = atomics.load(self._words, at)
-        expected = (0, self._next, self._next - self._slots)
-        if verdict == _EMPTY and (published in expected or self._next <= self._slots):
-            self.counters["empty"] += 1  # nothing yet, or it has come just now
-            return
-        if published > self._next and self._overrun():
+        if atomics.load(self._words, at) > self._next and self._overrun():
             raise InvariantBroken(f"{self.path}: frame {self._next} was overwritten unread")
         self._asked = self._next
         if self._map.swap(layout.W_NACK, 0, self._next) == 0:

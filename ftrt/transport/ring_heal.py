@@ -19,7 +19,7 @@ from ftrt.transport.slots import (
     payload_sum,
     publish,
     seed_of,
-    verify_header,
+    verify_fields,
 )
 
 
@@ -28,10 +28,13 @@ def _at(ring: layout.RingMap, frame: int) -> int:
 
 
 def _header(ring: layout.RingMap, frame: int) -> list[int] | None:
-    """The header words of a frame, None if they are damaged themselves."""
+    """The header words of a frame, None if they are damaged themselves.
+
+    The publish word is not asked: which frame lies there is known, and the check covers it.
+    """
     at = _at(ring, frame)
     stream, capacity = ring[layout.W_STREAM], ring[layout.W_SLOT_BYTES]
-    verdict = verify_header(ring.words, at, frame, stream, 0, 0, capacity)
+    verdict = verify_fields(ring.words, at, frame, stream, 0, 0, capacity)
     return ring.words[at : at + 8].tolist() if verdict == Verdict.OK else None
 
 

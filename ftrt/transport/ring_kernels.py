@@ -52,7 +52,9 @@ RECV_STATE = R_META + _META_WORDS
 NO_CREDIT, SEALED, UNKNOWN = 0, -1, -2
 # Beside the verdicts: nothing has come yet; what is there lies behind the seal.
 NOTHING, HIDDEN = 8, 9
-_OK, _DUPLICATE = int(Verdict.OK), int(Verdict.DUPLICATE)
+_OK, _EMPTY, _TORN, _DUPLICATE = (
+    int(v) for v in (Verdict.OK, Verdict.EMPTY, Verdict.TORN, Verdict.DUPLICATE)
+)
 
 
 _STATE = types.Array(_I64, 1, "C")
@@ -248,6 +250,18 @@ def _take_plain(state, seq):
     return slot
 
 
+@njit(types.boolean(_WORDS, _I64), cache=True)
+def _was_sent(words, frame):
+    """Whether ``frame`` was published: its sender counted it, or its sender's seal does.
+
+    Both come after the publish word, and the loads here acquire: whoever looks at that word again
+    after a true answer sees the frame's number there, or a damaged word.
+    """
+    if _I64(load_acquire(words, layout.W_SENT)) >= frame:
+        return True
+    return _I64(load_acquire(words, layout.W_SEALED)) > frame
+
+
 _TAKEN = types.UniTuple(_I64, 7)
 
 
@@ -262,10 +276,13 @@ def _take(state):
     words = words_at(mine[R_WORDS], mine[R_LENGTH])
     frame = mine[R_NEXT]
     at = _PAGE_WORDS + ((frame - 1) % mine[R_SLOTS]) * mine[R_STRIDE]
-    published = _I64(load_acquire(words, at))
-    if published == 0 or published == frame - mine[R_SLOTS]:
-        return NOTHING, 0, 0, 0, 0, 0, 0
     status = _verdict(mine, words, at, frame)
+    if status != _OK and status != _DUPLICATE and status != HIDDEN:
+        if not _was_sent(words, frame):
+            return NOTHING, 0, 0, 0, 0, 0, 0
+        status = _verdict(mine, words, at, frame)  # it was there before it was counted
+        if status == _EMPTY:
+            status = _TORN
     if status != _OK and status != _DUPLICATE:
         return status, 0, 0, 0, 0, 0, 0
     seq, tally, part = _I64(words[at + 2]), _I64(words[at + 5]), _I64(words[at + 6])

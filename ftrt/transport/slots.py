@@ -128,12 +128,9 @@ def payload_sum(meta, meta_size, payload, seed):
 
 
 @njit(_INT(_WORDS, _INT, _U64, _U64, _U64, _U64, _INT), cache=True)
-def verify_header(words, at, frame, stream_id, min_epoch, next_seq, capacity):
-    """Verdict on the header alone; the payload is not looked at."""
-    published = load_acquire(words, at)
-    if published < frame:  # cleared, or still the frame of the lap before
-        return _EMPTY
-    if published != frame or _header_check(words, at, frame) != words[at + 7]:
+def verify_fields(words, at, frame, stream_id, min_epoch, next_seq, capacity):
+    """Verdict on header words 1 to 7 as those of ``frame``, whatever the publish word says."""
+    if _header_check(words, at, frame) != words[at + 7]:
         return _TORN
     if words[at + 3] > _U64(capacity) or (words[at + 6] >> _U64(48)) > _U64(META_BYTES):
         return _TORN
@@ -143,6 +140,17 @@ def verify_header(words, at, frame, stream_id, min_epoch, next_seq, capacity):
     if words[at + 2] + (words[at + 5] >> _U64(32)) <= next_seq:
         return _DUPLICATE
     return _OK
+
+
+@njit(_INT(_WORDS, _INT, _U64, _U64, _U64, _U64, _INT), cache=True)
+def verify_header(words, at, frame, stream_id, min_epoch, next_seq, capacity):
+    """Verdict on the header alone; the payload is not looked at."""
+    published = load_acquire(words, at)
+    if published < frame:  # cleared, or still the frame of the lap before
+        return _EMPTY
+    if published != frame:
+        return _TORN
+    return verify_fields(words, at, frame, stream_id, min_epoch, next_seq, capacity)
 
 
 @njit(

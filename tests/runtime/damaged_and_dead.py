@@ -1,6 +1,7 @@
 """Rank 1 lets frames lie; one of them is damaged; rank 0, who sent them, is killed.
 
-``head`` and ``middle`` damage a frame while the sender lives, ``sealed`` after it was replaced.
+``head`` and ``middle`` damage a frame while the sender lives, ``sealed`` after it was replaced,
+``word`` then damages the word that says which frame a slot holds.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from two_receivers import wait_for
 
 import ftrt
+from ftrt import atomics
 from ftrt.host.board import Field
 from ftrt.oracle import Effects
 from ftrt.transport import layout
+from ftrt.transport.layout import PAGE
 from ftrt.transport.ring_admin import flip_bits
 
 WINDOW, MESSAGES, PAUSE_AT = 6, 60, 10
@@ -33,12 +36,15 @@ def strike(rt, ring, where: str) -> None:
     """The window is full: the sender waits for credit, and is killed there."""
     wait_for(lambda: ring._map[layout.W_SENT] == PAUSE_AT + WINDOW)
     frame = PAUSE_AT + (1 if where == "head" else 3)
-    if where != "sealed":
+    if where in ("head", "middle"):
         flip_bits(ring.path, frame)
     os.kill(rt.job.board.get(rt.job.processes[0], Field.PID), signal.SIGKILL)
     wait_for(lambda: rt.job.moved_on)
     if where == "sealed":
         flip_bits(ring.path, frame)
+    if where == "word":
+        at = PAGE // 8 + (frame - 1) % WINDOW * ring._stride
+        atomics.store(ring._words, at, 0)  # as if it had never been published
 
 
 def main(directory: str, how: str, where: str) -> None:

@@ -15,7 +15,7 @@ from runtime_job import ROOT, run_job
 from ftrt.oracle import check_effects
 from ftrt.runtime.digests import FREED_AT_ONCE, Digests, digests_of
 
-WHERE = ["head", "middle", "sealed"]
+WHERE = ["head", "middle", "sealed", "word"]
 PROGRAM = ROOT / "tests" / "runtime" / "two_receivers.py"
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_slot_of_a_dead_sender_costs_nothing(tmp_path, how, where):
     ended = run_job(tmp_path, ["-n", 2, "--spares", 1], program, tmp_path, how, where)
     assert ended.status == 0, ended.output
     assert len(ended.named("recovery")) == 1
-    assert bool(ended.named("healed")) == (where == "sealed")
+    assert bool(ended.named("healed")) == (where in ("sealed", "word"))
     assert ended.report["audit"]["consumed"] == ended.report["audit"]["sent"] == 60
     oracle = check_effects(tmp_path / "effects", {(1, "numbers", 0): 60})
     assert not oracle["duplicates"] and not oracle["losses"], oracle

@@ -19,8 +19,13 @@ from ftrt.transport.ring import (
     retire_receiver,
     seal_sender,
 )
+from ftrt.transport.ring_heal import SealedRing
 
 IDENTITY = {"job": "a job", "stream_id": 7, "source": 0, "dest": 1}
+
+
+def at_slot(ring, frame):
+    return 512 + (frame - 1) % ring[layout.W_SLOTS] * ring.stride_words
 
 
 def make(path, slots=8, slot_bytes=4096, **more):
@@ -125,22 +130,63 @@ def test_frames_of_an_older_epoch_or_another_stream_are_stale(tmp_path):
     assert receiver.counters["stale"] == 2
 
 
-@pytest.mark.parametrize("word", range(1, 8))
-def test_every_damaged_header_word_is_seen(tmp_path, word):
+@pytest.mark.parametrize("word", range(8))
+def test_every_damaged_header_word_is_seen_and_healed(tmp_path, word):
+    sender = make(tmp_path / "r")
+    ring = layout.RingMap.open(tmp_path / "r")
+    receiver = RecvRing.attach(tmp_path / "r")
+    frame = 0
+    for bit in range(64):
+        for _ in range(20 if word == 0 else 1):  # what a publish word becomes depends on the frame
+            frame += 1
+            sender.try_send(frame, np.arange(4) + frame, 1)
+            ring.words[at_slot(ring, frame) + word] ^= np.uint64(1 << bit)
+            assert receiver.poll() is None
+            assert sender.nacked() == frame
+            assert receiver.poll() is None  # asked for, so it waits for the rewrite
+            sender.rewrite(frame, np.arange(4) + frame, 1)
+            assert receiver.poll().array.tolist() == list(range(frame, frame + 4))
+            receiver.release(frame)
+    assert receiver.counters["torn"] + receiver.counters["stale"] == frame
+
+
+def test_damaged_meta_is_seen(tmp_path):
     sender = make(tmp_path / "r")
     sender.try_send(0, np.arange(4), 1)
     ring = layout.RingMap.open(tmp_path / "r")
     receiver = RecvRing.attach(tmp_path / "r")
-    for bit in range(64):
-        ring.words[512 + word] ^= np.uint64(1 << bit)
-        assert receiver.poll() is None
-        ring.words[512 + word] ^= np.uint64(1 << bit)
-    ring.octets[4096 + 64 + 3] ^= 1  # the meta bytes
-    assert receiver.poll() is None
     ring.octets[4096 + 64 + 3] ^= 1
-    assert receiver.poll() is None  # asked for, so it waits for the rewrite
-    sender.rewrite(1, np.arange(4), 1)
-    assert receiver.poll() is not None
+    assert receiver.poll() is None and sender.nacked() == 1
+
+
+def test_what_a_slot_says_before_its_frame_is_sent_does_not_matter(tmp_path):
+    sender = make(tmp_path / "r", slots=2)
+    ring = layout.RingMap.open(tmp_path / "r")
+    receiver = RecvRing.attach(tmp_path / "r")
+    for frame in range(1, 9):
+        for word in (0, frame - 1, frame, frame + 1, 1 << 63):
+            atomics.store(ring.words, at_slot(ring, frame), word)
+            assert receiver.poll() is None and sender.nacked() is None
+        sender.try_send(frame, np.array(frame), 1)
+        assert int(receiver.poll().array) == frame
+        receiver.release(frame)
+
+
+@pytest.mark.parametrize("bit", [0, 1, 2, 5, 63])
+def test_a_publish_word_damaged_after_the_seal_is_healed_by_the_successor(tmp_path, bit):
+    sender = make(tmp_path / "r")
+    for frame in range(1, 5):
+        sender.try_send(frame, np.arange(4) + frame, 1)
+    ring = layout.RingMap.open(tmp_path / "r")
+    atomics.store(ring.words, layout.W_SENT, 3)  # it died before it had counted its last frame
+    assert seal_sender(tmp_path / "r")["last_frame"] == 4
+    ring.words[at_slot(ring, 4)] ^= np.uint64(1 << bit)
+    receiver, sealed = RecvRing.attach(tmp_path / "r"), SealedRing(tmp_path / "r")
+    assert [receiver.poll().seq for _ in range(3)] == [1, 2, 3]
+    assert receiver.poll() is None and sealed.nacked() == 4
+    assert not sealed.differs(4, np.arange(4) + 4) and sealed.differs(4, np.arange(4) + 5)
+    sealed.rewrite(4, np.arange(4) + 4, 2)
+    assert receiver.poll().array.tolist() == [4, 5, 6, 7] and receiver.exhausted
 
 
 def test_a_foreign_file_or_job_is_refused(tmp_path):
