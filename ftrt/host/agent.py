@@ -8,6 +8,7 @@ happens into that core's events and carries out its effects, in the order in whi
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import shutil
@@ -189,7 +190,8 @@ class Agent:
         self._times = {"detect": time.perf_counter()}
         self._detected = {"rank": rank, "process": process, "by": by}
         self._rouse_spare(rank)
-        self.events.write("died", **self._detected, epoch=self.core.epoch.counter)
+        self.watch.stand_back(process)
+        self.events.write_later("died", **self._detected, epoch=self.core.epoch.counter)
         self.handle(ev.ProcessDied(process, by))
 
     def _rouse_spare(self, rank: int | None) -> None:
@@ -217,6 +219,7 @@ class Agent:
 
     def _announce(self) -> None:
         """Tell what an epoch's publication left for when its spares were on their way."""
+        self.events.flush()
         if self._unsettled is None or self._settle_at:
             return
         epoch, self._settle_at = self._unsettled, time.monotonic() + _SETTLE_S
@@ -343,7 +346,7 @@ class Agent:
 
     def _do_Promote(self, effect: fx.Promote) -> None:
         self._promote(effect.process, effect.rank)
-        self.events.write(
+        self.events.write_later(
             "promoted", rank=effect.rank, process=effect.process, epoch=effect.epoch.counter
         )
 
@@ -435,6 +438,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _told_to_end)
     try:
         agent.start()
+        gc.freeze()  # a collection amid a recovery need not go through all that was loaded
         while not agent.over:
             with contextlib.suppress(InterruptedError):
                 agent.run()

@@ -6,6 +6,7 @@ does not keep its process from working.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -23,6 +24,7 @@ _SYS_SCHED_SETATTR = 314 if _X86 else 274
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
 _PR_SET_PDEATHSIG = 1
+_LOWEST_PRIORITY = 19
 _DAEMONS = ("mpirun", "prterun", "prted", "orted")
 
 #: Bytes reserved for one ``pthread_mutex_t`` (40 on x86-64, 48 on ARM64).
@@ -87,6 +89,18 @@ def ask_short_slice(slice_us: int = 100) -> bool:
     """Ask the scheduler for short slices for this thread (SCHED_OTHER, no privilege needed)."""
     attributes = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, slice_us * 1000, 0, 0)
     return _libc.syscall(_SYS_SCHED_SETATTR, 0, attributes, 0) == 0
+
+
+def stand_back(pid: int) -> None:
+    """Give every thread of ``pid`` the lowest priority.
+
+    For a process that is being killed: the kernel frees its memory on its own time, several
+    milliseconds of a core that those who take over its work need.
+    """
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST_PRIORITY)
 
 
 def end_with_mpirun() -> None:

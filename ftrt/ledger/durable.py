@@ -55,8 +55,8 @@ def cut_of(first: Segment, directory: Path, attempt: int | None) -> dict | None:
         Nothing of it can be trusted that is not durable, and its class or its attempt does not
         allow to go back there.
     """
-    epoch, rank = int(first.header["epoch"]), int(first.header["rank"])
-    if first.header["boot"].tobytes() != boot_id():
+    epoch, rank = first.epoch, first.rank
+    if first.boot != boot_id():
         if _class_of(directory) != "power":
             raise LedgerError(
                 f"{directory}: was written before this machine was started, or on another one, "
@@ -66,7 +66,7 @@ def cut_of(first: Segment, directory: Path, attempt: int | None) -> dict | None:
         return read_mark(directory, epoch, rank)
     if int(first.header["owned"]) != SYNC_FAILED:
         return None
-    if attempt == int(first.header["attempt"]):
+    if attempt == first.attempt:
         raise LedgerError(
             f"rank {rank}, epoch {epoch}: its ledger {first.path} could not be synced; nothing "
             "that was durable is lost. Check the disk, then go on from the ledger with --restarts"
@@ -76,10 +76,10 @@ def cut_of(first: Segment, directory: Path, attempt: int | None) -> dict | None:
 
 def cut_for_reader(first: Segment, directory: Path) -> dict | None:
     """:func:`cut_of` for somebody who only reads: outside class power what is there counts."""
-    trusted = first.header["boot"].tobytes() == boot_id()
+    trusted = first.boot == boot_id()
     if (trusted and int(first.header["owned"]) != SYNC_FAILED) or _class_of(directory) != "power":
         return None
-    return read_mark(directory, int(first.header["epoch"]), int(first.header["rank"]))
+    return read_mark(directory, first.epoch, first.rank)
 
 
 def _class_of(directory: Path) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import uuid
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +60,8 @@ class RankCloser:
         """Map the segments made since; returns how many there are. Call it now and then."""
         while self._path(len(self._segments)).exists():
             self._segments.append(Segment(self._path(len(self._segments))))
+        for segment in self._segments:
+            segment.learn_entries()
         return len(self._segments)
 
     def close(self) -> list[dict]:
@@ -112,11 +113,15 @@ def close_rank(directory, epoch: int, rank: int) -> list[dict]:
     return RankCloser(directory, epoch, rank).close()
 
 
-@njit("intp(uint64[::1], intp, intp, intp, uint64, uint64, uint64[::1])", cache=True, nogil=True)
-def _gather(whole, at_pages, pages, at_words, owner, run, table):
+@njit(
+    "intp(uint64[::1], intp, intp, intp, uint64, uint64, int64, uint64[::1], int64[:,::1])",
+    cache=True,
+    nogil=True,
+)
+def _gather(whole, at_pages, pages, at_words, owner, run, base, table, runs):
     """Copy a stream's run words, the last with its length from the head, until one is damaged.
 
-    Returns how many were copied.
+    ``runs`` gets what they say, from ``base`` on. Returns how many were copied.
     """
     done = 0
     for page in range(pages):
@@ -132,14 +137,27 @@ def _gather(whole, at_pages, pages, at_words, owner, run, table):
     if done == table.size and done > 0:
         last = table[done - 1]
         table[done - 1] = run_word(last & np.uint64(0xFFFFFFFF), run, last >> np.uint64(63))
+    for i in range(done):
+        word = table[i]
+        runs[i, 0] = base + np.int64(word & np.uint64(0xFFFFFFFF))
+        runs[i, 1] = np.int64((word >> np.uint64(32)) & np.uint64(layout.MAX_RUN))
+        runs[i, 2] = np.int64(word >> np.uint64(63))
     return done
 
 
-def stream_words(segment: Segment, index: int, words: int, run: int) -> np.ndarray:
-    """First ``words`` run words of a stream, the last with its length from the head."""
+def _read(segment: Segment, index: int, words: int, run: int) -> tuple[np.ndarray, np.ndarray]:
+    """First ``words`` run words of a stream, the last with its length from the head, and the runs.
+
+    The runs are an int64 array of shape (words, 3): first number, length, 1 if dropped.
+    """
     if words > segment.words.size:
         raise LedgerDamaged(f"{segment.path}: stream {index} claims {words} run words")
-    table = np.empty(words, np.uint64)
+    table, runs = np.empty(words, np.uint64), np.empty((words, 3), np.int64)
+    if not words:
+        return table, runs
+    base = layout.unguard(segment.word_of(index, layout.BASE_AT))
+    if base is None:
+        raise LedgerDamaged(f"{segment.path}: stream {index} has a wrong 'base'")
     done = _gather(
         segment.whole,
         segment.at_pages,
@@ -147,32 +165,20 @@ def stream_words(segment: Segment, index: int, words: int, run: int) -> np.ndarr
         segment.at_words,
         layout.guard(index + 1),
         run,
+        base,
         table,
+        runs,
     )
     if done != words:
         raise LedgerDamaged(
             f"{segment.path}: run word {done} of {words} of stream {index} is "
             "missing or has a wrong check"
         )
-    return table
+    return table, runs
 
 
-@njit("int64[:,::1](uint64[::1], int64)", cache=True, nogil=True)
-def _runs(table, base):
-    runs = np.empty((table.size, 3), np.int64)
-    for i in range(table.size):
-        word = table[i]
-        runs[i, 0] = base + np.int64(word & np.uint64(0xFFFFFFFF))
-        runs[i, 1] = np.int64((word >> np.uint64(32)) & np.uint64(layout.MAX_RUN))
-        runs[i, 2] = np.int64(word >> np.uint64(63))
-    return runs
-
-
-def _guarded(segment: Segment, index: int, name: str) -> int:
-    value = layout.unguard(int(segment.streams[name][index]))
-    if value is None:
-        raise LedgerDamaged(f"{segment.path}: stream {index} has a wrong {name!r}")
-    return value
+def _digest(table: np.ndarray) -> str:
+    return hashlib.blake2b(table.data, digest_size=16).hexdigest()
 
 
 def _last(segment: Segment, index: int, word: int) -> int | None:
@@ -187,31 +193,26 @@ def _last(segment: Segment, index: int, word: int) -> int | None:
 def _describe(segment: Segment, index: int, head: int, last: int) -> tuple[dict, np.ndarray]:
     """Seal of one stream and its runs, as of the words ``head`` and ``last``."""
     words, run, _, intact = layout.split_head(head)
-    entry = segment.streams[index]
-    if not intact or entry["check"] != zlib.crc32(segment.entry_bytes(index)):
-        raise LedgerDamaged(f"{segment.path}: entry of stream {index} has a wrong check")
-    table = stream_words(segment, index, words, run)
-    runs = _runs(table, _guarded(segment, index, "base") if words else 0)
+    if not intact:
+        raise LedgerDamaged(f"{segment.path}: head of stream {index} has a wrong check")
+    entry = segment.entry(index)
+    table, runs = _read(segment, index, words, run)
     return {
         "index": index,
-        "kind": int(entry["kind"]),
-        "stream": entry["name"].decode(),
-        "source": int(entry["source"]),
-        "dest": int(entry["dest"]),
+        **entry._asdict(),
         "words": words,
         "run": run,
         "events": int(runs[:, 1].sum()),
         "last": _last(segment, index, last),
-        "digest": hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest(),
+        "digest": _digest(table),
     }, runs
 
 
 def read_streams(segment: Segment) -> list[tuple[dict, np.ndarray]]:
     """Every stream of a segment as it is now: its seal and its runs (see :func:`decode`)."""
-    heads = segment.streams["head"].copy()
-    heads &= np.uint64(CLOSED - 1)
-    lasts = segment.streams["last"]
-    return [_describe(segment, int(i), int(heads[i]), int(lasts[i])) for i in np.flatnonzero(heads)]
+    heads = segment.streams["head"] & np.uint64(CLOSED - 1)
+    found = [(int(i), int(heads[i])) for i in np.flatnonzero(heads)]
+    return [_describe(segment, i, head, segment.word_of(i, layout.LAST_AT)) for i, head in found]
 
 
 class Seal(dict):
@@ -243,11 +244,10 @@ def seal_at(segment: Segment, mark: dict) -> Seal:
 
 def streams_at(segment: Segment, mark: dict) -> list[tuple[dict, np.ndarray]]:
     """:func:`read_streams` as of a durable mark."""
-    number = int(segment.header["segment"])
     return [
         _describe(segment, index, head, last)
         for of, index, head, last in mark["heads"]
-        if of == number and head
+        if of == segment.number and head
     ]
 
 
@@ -278,12 +278,11 @@ def consumed_so_far(directory, epoch: int, rank: int) -> dict[tuple, np.ndarray]
 
 
 def _seal(segment: Segment, decoded: list[tuple[dict, np.ndarray]]) -> Seal:
-    header = segment.header
     made = Seal(
         file=segment.path.name,
-        rank=int(header["rank"]),
-        epoch=int(header["epoch"]),
-        segment=int(header["segment"]),
+        rank=segment.rank,
+        epoch=segment.epoch,
+        segment=segment.number,
         streams=[stream for stream, _ in decoded],
     )
     made.decoded = decoded
@@ -317,11 +316,10 @@ def sealed_streams(segment: Segment, sealed: dict) -> list[tuple[dict, np.ndarra
 
 
 def _sealed_runs(segment: Segment, stream: dict) -> np.ndarray:
-    table = stream_words(segment, stream["index"], stream["words"], stream["run"])
-    digest = hashlib.blake2b(table.tobytes(), digest_size=16).hexdigest()
-    if digest != stream["digest"]:
+    table, runs = _read(segment, stream["index"], stream["words"], stream["run"])
+    if _digest(table) != stream["digest"]:
         raise LedgerDamaged(f"{segment.path}: stream {stream['index']} differs from its seal")
-    return _runs(table, _guarded(segment, stream["index"], "base") if table.size else 0)
+    return runs
 
 
 def marks_of(decoded, kind: int = layout.CONSUMED) -> dict[tuple, np.ndarray]:

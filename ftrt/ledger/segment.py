@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import mmap
 import os
 import uuid
+import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,6 +62,15 @@ def check_user(path: Path, user, size: int, magic: bytes) -> None:
         raise LedgerDamaged(f"{path}: truncated to {size} of {user['length']} bytes")
 
 
+class Entry(NamedTuple):
+    """Which stream an entry of the stream table is of."""
+
+    kind: int
+    stream: str
+    source: int
+    dest: int
+
+
 class Segment:
     """Map of one segment file.
 
@@ -65,6 +78,9 @@ class Segment:
     ----------
     header : numpy record
         ``/header``.
+    boot : bytes
+    attempt, epoch, rank, number : int
+        What the header says of the segment; it does not change.
     streams : array of ``layout.STREAM``, shape (256,)
     pages, words : uint64 arrays
     whole : uint64 array
@@ -84,8 +100,10 @@ class Segment:
         self.words = np.frombuffer(self._map, np.uint64, counts[3], offsets[3])
         self.at_control = offsets[0] // 8 + layout.CONTROL_AT
         self.at_streams, self.at_pages, self.at_words = (o // 8 for o in offsets[1:])
+        self._entries: dict[int, Entry] = {}
         if not blank:
             self._check_header()
+            self._take_header()
 
     def _check_header(self) -> None:
         header = self.header
@@ -99,6 +117,12 @@ class Segment:
         if header["check"] != layout.fields_check(header, layout.HEADER_FIELDS):
             raise LedgerDamaged(f"{self.path}: its header has a wrong check")
 
+    def _take_header(self) -> None:
+        header = self.header
+        self.boot = header["boot"].tobytes()
+        self.attempt, self.epoch = int(header["attempt"]), int(header["epoch"])
+        self.rank, self.number = int(header["rank"]), int(header["segment"])
+
     def fill(
         self, *, job: str, attempt: int, epoch: int, rank: int, segment: int, incarnation: int
     ) -> None:
@@ -111,6 +135,7 @@ class Segment:
         header["boot"] = np.frombuffer(boot_id(), np.uint8)
         header["control"] = 1
         header["check"] = layout.fields_check(header, layout.HEADER_FIELDS)
+        self._take_header()
 
     @property
     def job(self) -> str:
@@ -132,11 +157,43 @@ class Segment:
         at = (self.at_streams + stream * layout.STREAM_WORDS) * 8
         return self._map[at : at + layout.STREAM_CHECKED]
 
+    def entry(self, stream: int) -> Entry:
+        """What a registered stream is; LedgerDamaged if its entry does not fit its check.
+
+        An entry does not change once it is registered, so it is read and checked once.
+        """
+        found = self._entries.get(stream)
+        if found is None:
+            entry = self.streams[stream]
+            if entry["check"] != zlib.crc32(self.entry_bytes(stream)):
+                raise LedgerDamaged(f"{self.path}: entry of stream {stream} has a wrong check")
+            found = Entry(
+                int(entry["kind"]),
+                entry["name"].decode(),
+                int(entry["source"]),
+                int(entry["dest"]),
+            )
+            self._entries[stream] = found
+        return found
+
+    def learn_entries(self) -> None:
+        """Read the entries of the streams that were registered since, for who will want them."""
+        with contextlib.suppress(LedgerDamaged):  # whoever needs the entry is told
+            while self.word_of(len(self._entries), layout.HEAD_AT) & ~layout.CLOSED:
+                self.entry(len(self._entries))
+
+    def word_of(self, stream: int, at: int) -> int:
+        """Word ``at`` (``layout.HEAD_AT``, ...) of a stream's entry; 0 behind the last one."""
+        if stream >= layout.STREAMS:
+            return 0
+        return int(self.whole[self.at_streams + stream * layout.STREAM_WORDS + at])
+
     def head_index(self, stream: int) -> int:
         """Index of a stream's head word in ``whole``."""
         return self.at_streams + stream * layout.STREAM_WORDS + layout.HEAD_AT
 
 
+@functools.cache
 def boot_id() -> bytes:
     """Names this start of the kernel: memory that was written under another one is gone."""
     try:

@@ -18,12 +18,23 @@ class EventLog:
             directory / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
         )
         self._start = _attempt_start(directory / f"attempt-{attempt}.start")
+        self._later: list[dict] = []
 
     def write(self, event: str, **fields) -> None:
-        """Append one event."""
+        """Append one event, behind those that wait."""
+        self.write_later(event, **fields)
+        self.flush()
+
+    def write_later(self, event: str, **fields) -> None:
+        """Append one event, with the time of now, at the next :meth:`flush` or :meth:`write`."""
         t = round(time.monotonic() - self._start, 6)
-        line = {"t": t, "event": event, "attempt": self._attempt, **fields}
-        os.write(self._descriptor, (json.dumps(line) + "\n").encode())
+        self._later.append({"t": t, "event": event, "attempt": self._attempt, **fields})
+
+    def flush(self) -> None:
+        """Append what waits."""
+        lines, self._later = self._later, []
+        for line in lines:
+            os.write(self._descriptor, (json.dumps(line) + "\n").encode())
 
 
 def _attempt_start(path: Path) -> float:

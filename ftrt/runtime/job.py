@@ -30,6 +30,7 @@ _LONGEST_SLEEP_S = 0.05
 # No bell rings for a message of MPI: whoever waits for one looks again after this time.
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 2e-5, 2e-4
 _AGENT_SILENCE_S = 10.0
+_LINGER_S = 0.01
 _scratch = np.zeros(1, np.uint64)
 
 
@@ -85,20 +86,27 @@ class Job:
         """
         words, field = self.board.words, self.board.index(self.process, Field.RANK_PLUS_1)
         candidate, known = self.board.index(self.process, Field.CANDIDATE), 0
+        libc.ask_short_slice()
         while not words[field]:
             bell = int(words[self._bell])
             if words[candidate] != known:
                 known = int(words[candidate])
                 get_ready((known & 0xFFFFFFFF) - 1)
+                self._linger(field)
                 continue
             if self.board.status in (Status.ENDED, Status.FAILED):
                 raise JobEnded
             self._check_agent()
             if not words[field]:
                 self.board.sleep(self.process, bell, 0.25)
-        libc.ask_short_slice()
         self.rank = int(words[field]) - 1
         self.adopt()
+
+    def _linger(self, field: int) -> None:
+        """Stay awake for the rank that was announced: a process that slept is slow."""
+        words, end = self.board.words, time.monotonic() + _LINGER_S
+        while not words[field] and time.monotonic() < end:
+            os.sched_yield()
 
     def adopt(self) -> None:
         """Take the epoch in force as ours; :class:`Fenced` if we are not in it."""

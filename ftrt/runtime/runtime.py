@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -110,6 +111,7 @@ class Runtime:
         if job.process >= config.ranks:
             rehearsal = Rehearsal(job.directory, config.ledger, job.process)
             rehearsal()
+            gc.freeze()  # a collection amid a take-over need not go through all that was loaded
 
         def get_ready(rank: int) -> None:
             if rehearsal is not None:

@@ -75,6 +75,19 @@ def test_flipped_bit_is_found_in_a_live_ledger(used, dataset, byte, bit):
         seal.read_streams(Segment(used))
 
 
+def test_flipped_entry_that_was_read_beforehand_is_sealed_as_it_was(pool):
+    ledger = open_ledger(pool)
+    ledger.stream(CONSUMED, "a", 1, 0).append(1)
+    closer = seal.RankCloser(pool.directory, 1, 0)
+    closer.map()
+    path = pool.directory / "e000001-r0000-s000.h5"
+    at = offsets(path)[1] + layout.byte_of(layout.STREAM, "source")
+    flip(path, at)
+    assert closer.close()[0]["streams"][0]["source"] == 1
+    with pytest.raises(LedgerDamaged, match="entry of stream 0"):
+        seal.close_rank(pool.directory, 1, 0)
+
+
 def test_flipped_bits_with_right_checks_do_not_fit_the_seal(used):
     [sealed] = seal.close_rank(used.parent, 1, 0)
     word = int(layout.run_word(777, 1, 0))

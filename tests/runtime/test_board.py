@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from ftrt.errors import InvariantBroken
 from ftrt.host import libc
 from ftrt.host.beat import Heartbeat
 from ftrt.host.board import Board, Field, Phase, Word
+from ftrt.runtime.events import EventLog
 
 HOLDER = """
 import sys, time, pathlib
@@ -90,3 +92,33 @@ def test_a_foreign_file_is_no_board(board, tmp_path):
 def test_a_process_is_named_by_its_start_too():
     assert libc.process_start_ticks(os.getpid()) > 0
     assert libc.process_start_ticks(2**22 + 1) == 0
+
+
+def test_every_thread_of_a_dying_process_stands_back():
+    program = "import threading,time; threading.Thread(target=time.sleep,args=(20,)).start()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program + "; print(flush=True); time.sleep(20)"],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        child.stdout.readline()
+        threads = [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]
+        assert len(threads) == 2
+        libc.stand_back(child.pid)
+        assert [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads] == [19, 19]
+    finally:
+        child.kill()
+        child.wait(10)
+    libc.stand_back(child.pid)  # one that is gone is no error
+
+
+def test_events_that_wait_keep_their_order_and_their_time(tmp_path):
+    log = EventLog(tmp_path, 1)
+    log.write_later("died", rank=1)
+    assert not (tmp_path / "events.jsonl").read_text()
+    time.sleep(0.02)
+    log.write("recovery", rank=2)
+    log.flush()
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["died", "recovery"]
+    assert lines[1]["t"] - lines[0]["t"] >= 0.015
