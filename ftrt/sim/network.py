@@ -33,7 +33,11 @@ class Network:
         self.cut_since = self.world.now
 
     def send(self, source: int, dest: int, call: Callable[..., None], *args: Any) -> None:
-        """Let `call` happen at another host, later, perhaps after what is sent later, or never."""
+        """Let `call` happen at another host, later, perhaps after what is sent later, or never.
+
+        What is sent must not be changed any more: it is on the wire. `tests/sim` compares what
+        arrives with what was sent.
+        """
         world = self.world
         if source != dest and not self.reaches(source, dest):
             return

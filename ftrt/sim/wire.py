@@ -256,8 +256,9 @@ class WireReceiver:
         self.syncing = False
         entry = record.marks.get(self.stream.key)
         if entry is not None:
-            self.stable.merge(entry.marks)
-            self.safe = self.stable.count
+            stable = self.stable.copy()  # replaced, never changed: a packet under way has it
+            stable.merge(entry.marks)
+            self.stable, self.safe = stable, stable.count
 
     def on_message(self, first: int, count: int, epoch: int, sender: int) -> None:
         """Take a frame that passed the epoch check into slots."""
