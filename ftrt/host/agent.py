@@ -171,20 +171,24 @@ class Agent:
         self.board.words[Word.AGENT_BEAT] += 1
 
     def _see_finished(self) -> None:
-        for rank, process in self.core.membership.members:
-            if rank not in self.core.now.finished and (
-                self.board.get(process, Field.PHASE) == Phase.FINISHED
-            ):
+        """Once all have left, nobody receives any more: then nobody is needed by anybody."""
+        members = self.core.membership.members
+        phases = [self.board.get(process, Field.PHASE) for _, process in members]
+        all_left = all(phase in (Phase.LEAVING, Phase.FINISHED) for phase in phases)
+        for (rank, process), phase in zip(members, phases, strict=True):
+            done = all_left or phase == Phase.FINISHED
+            if done and rank not in self.core.now.finished and not self.over:
                 self.handle(ev.ProcessFinished(process))
 
     def died(self, process: int, by: str) -> None:
         """A process is gone or must go."""
         if self.over or process in self.core.now.dead:
             return
-        rank, phase = self.core.membership.rank_of(process), self.board.get(process, Field.PHASE)
-        if phase == Phase.FINISHED:
-            self.handle(ev.ProcessFinished(process))
-        elif phase == Phase.RAISED:
+        self._see_finished()
+        if self.over:
+            return
+        rank = self.core.membership.rank_of(process)
+        if self.board.get(process, Field.PHASE) == Phase.RAISED:
             self.fail(f"the program raised an error on rank {rank}")
             return
         self._times = {"detect": time.perf_counter()}
@@ -355,11 +359,6 @@ class Agent:
         self.board.ring_bell(process)
 
     def _do_End(self, effect: fx.End) -> None:
-        for rank, process in self.core.membership.members:
-            record = self.config.run_directory / f"rank-{rank}.json"
-            if not self.watch.alive(process) and not record.exists():
-                # It died after its work was complete, before it could say so.
-                ending.report(self.config, rank, "done")
         self._enter_status(Status.ENDED)
         self.over = True
 
@@ -399,6 +398,8 @@ class Agent:
                 time.sleep(0.01)
             for process in filter(self._must_leave, self._everybody):
                 self.watch.send(process, signal.SIGKILL)
+            if self.board.status is Status.ENDED:
+                self._vouch()
         self.ledgers.discard_blanks()
         shutil.rmtree(self.directory, ignore_errors=True)
         if not any(self._lives(process) for process in self._everybody):
@@ -415,9 +416,19 @@ class Agent:
 
     def _must_leave(self, process: int) -> bool:
         """False once it is gone, or while it works on after the job's end: that is its own."""
-        ended = self.board.status is Status.ENDED
-        works_on = ended and self.board.get(process, Field.PHASE) == Phase.FINISHED
+        rank = self.core.membership.rank_of(process) if hasattr(self, "core") else None
+        works_on = (
+            self.board.status is Status.ENDED
+            and rank is not None
+            and ending.has_reported(self.config, rank)
+        )
         return not works_on and self.watch.alive(process)
+
+    def _vouch(self) -> None:
+        """All work was complete: say so for ranks that died before they could."""
+        for rank in self.core.membership.ranks:
+            if not ending.has_reported(self.config, rank):
+                ending.report(self.config, rank, "done")
 
 
 def _told_to_end(signum: int, frame: object) -> None:

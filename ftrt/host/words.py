@@ -33,8 +33,9 @@ class Phase(enum.IntEnum):
     READY = 2
     RUNNING = 3
     WAITING = 4
-    FINISHED = 5
+    FINISHED = 5  # its work is done, and nobody needs anything of it
     RAISED = 6
+    LEAVING = 7  # its work is done, but a receiver may still need a message again
 
 
 class Word(enum.IntEnum):

@@ -144,6 +144,8 @@ class Attempt:
             if verdict.kind == "done":
                 self._see_off(process, stop)
             self._wait(process, GRACE_S if verdict.kind == "done" else BAD_GRACE_S)
+            if process.poll() is not None and self._agent.poll() is None:
+                self._wait(self._agent, BAD_GRACE_S)  # it speaks for ranks that could not
         finally:
             self._tear_down(process)
             if held is not None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -14,9 +15,18 @@ from ftrt.errors import Fenced, FtrtError
 from ftrt.runtime.config import Config
 
 
+def _path(config: Config, rank: int) -> Path:
+    return config.run_directory / f"rank-{rank}.json"
+
+
+def has_reported(config: Config, rank: int) -> bool:
+    """Whether it is recorded how ``rank`` ended."""
+    return _path(config, rank).exists()
+
+
 def report(config: Config, rank: int, status: str, reason: str = "", trace: str = "") -> None:
     """Record how ``rank`` ended; the launcher judges the attempt by these records."""
-    path = config.run_directory / f"rank-{rank}.json"
+    path = _path(config, rank)
     record = {"rank": rank, "status": status, "reason": reason, "traceback": trace}
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(record))

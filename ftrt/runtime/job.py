@@ -211,13 +211,20 @@ class Job:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def finish(self, ready: Callable[[], object]) -> None:
-        """Say that this rank is done and stay until all are, serving ``ready`` meanwhile."""
+    def is_finished(self, rank: int) -> bool:
+        """Whether ``rank`` is done for good: it is not replaced any more, even if it dies."""
+        return self.board.get(self.processes[rank], Field.PHASE) == Phase.FINISHED
+
+    def finish(self, serve: Callable[[], object], settled: Callable[[], bool]) -> None:
+        """Say that this rank is done and stay until all are, calling ``serve`` meanwhile.
+
+        While it is not ``settled`` it is still needed, and replaced if it dies.
+        """
         index = self._phase
 
         def ended():
-            self.board.words[index] = Phase.FINISHED
-            ready()
+            serve()
+            self.board.words[index] = Phase.FINISHED if settled() else Phase.LEAVING
             return self.board.status is Status.ENDED
 
         nap_s = _LONGEST_NAP_S if self.plane else _LONGEST_SLEEP_S

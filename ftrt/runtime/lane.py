@@ -96,14 +96,33 @@ class Lane:
             if not rt.stable_is_later:
                 self._freed = upto
                 return upto
+        return self._look()
+
+    def _look(self) -> int:
+        """:meth:`free_upto` as the receiver's ledger has it, now and then."""
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + _LOOK_EVERY_S
-            self._freed = max(self._freed, rt.stable_upto(self.stream, self.dest, self.lost))
+            upto = self._runtime.stable_upto(self.stream, self.dest, self.lost)
+            self._freed = max(self._freed, upto)
             if self._freed >= self._unsure_upto:
                 self._unsure_upto = 0
                 self.earlier = []
         return self._freed
+
+    @property
+    def settled(self) -> bool:
+        """Whether the receiver needs nothing of this sender any more, whoever dies.
+
+        What it consumed it has. A ring tells the end of the stream beyond the sender's death;
+        over messages a successor of the receiver would wait for somebody to tell it.
+        """
+        job = self._runtime.job
+        if job.is_finished(self.dest):
+            return True
+        if job.plane or self.backlog or self.closing:
+            return False
+        return self.free_upto() >= self.sent_upto or self._look() >= self.sent_upto
 
 
 def have_of(state) -> Marks:

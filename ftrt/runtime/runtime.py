@@ -456,7 +456,7 @@ class Runtime:
     def _finish(self) -> None:
         for sender in self._senders:
             sender.close()
-        self.job.finish(self._serve)
+        self.job.finish(self._serve, lambda: all(sender.settled for sender in self._senders))
         if self._syncer is not None:
             self._syncer.stop()
         ending.report(self.config, self.rank, "done")

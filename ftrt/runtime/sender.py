@@ -423,6 +423,11 @@ class Sender:
             lane.closing = True
             self._pump(lane)
 
+    @property
+    def settled(self) -> bool:
+        """Whether no receiver needs anything of this sender any more."""
+        return all(lane.settled for lane in self._lanes)
+
     def __enter__(self) -> Sender:
         return self
 

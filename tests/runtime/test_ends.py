@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runtime_job import run_job
+from runtime_job import ROOT, run_job
 
 from ftrt.ledger.spool import Spool
+from ftrt.oracle import check_effects
 
 HEAD = """
 import itertools
@@ -123,6 +124,39 @@ def test_a_rank_that_dies_after_its_work_is_done(tmp_path):
 """
     ended = job(tmp_path, text, "--fault", "kill:0@1s")
     assert not ended.named("recovery")
+
+
+@pytest.mark.parametrize(
+    "shared_memory, where, spares",
+    [(1, "needed", 1), (1, "settled", 0), (0, "early", 1)],
+)
+def test_a_sender_that_has_left_is_replaced_as_long_as_it_is_needed(
+    tmp_path, shared_memory, where, spares
+):
+    program = ROOT / "tests" / "runtime" / "left_behind.py"
+    env = {"FTRT_SHM": str(shared_memory)}
+    options = ["-n", 2, "--spares", spares]
+    ended = run_job(tmp_path, options, program, tmp_path, where, limit_s=30, env=env)
+    assert ended.status == 0, ended.output
+    assert len(ended.named("recovery")) == spares
+    assert ended.report["audit"]["consumed"] == ended.report["audit"]["sent"] == 12
+    oracle = check_effects(tmp_path / "effects", {(1, "numbers", 0): 12})
+    assert not oracle["duplicates"] and not oracle["losses"], oracle
+
+
+@pytest.mark.parametrize("shared_memory", [1, 0])
+def test_ranks_that_leave_what_the_other_sent_do_not_wait_for_each_other(tmp_path, shared_memory):
+    program = tmp_path / "program.py"
+    text = """
+    with rt.sender("s", to=1 - rt.rank, replay=make) as out:
+        out.send(make(1))
+    rt.receiver("s", source=1 - rt.rank)
+"""
+    program.write_text(HEAD + text)
+    env = {"FTRT_SHM": str(shared_memory)}
+    ended = run_job(tmp_path, ["-n", 2], program, limit_s=30, env=env)
+    assert ended.status == 1 and ended.report["audit"]["losses"] == 2, ended.output
+    assert "the audit is not clean" in ended.output
 
 
 def test_a_rank_paused_after_its_work_is_let_go_on(tmp_path):
