@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
+
 from ftrt.agree import events as ev
 from ftrt.agree.epoch import Membership, Outcome, plan_members
 from ftrt.agree.events import State
@@ -56,16 +59,33 @@ for _state in (E, F):
 
 
 def mermaid() -> str:
-    """Draw the transitions that change the state."""
-    arrows: dict[tuple[State, State], list[str]] = {}
-    for (state, event), (_, after) in TRANSITIONS.items():
+    """Draw the transitions of a host's recovery that change the state."""
+    table = {pair: after for pair, (_, after) in TRANSITIONS.items()}
+    return _drawn(table, R, (E,))
+
+
+def mermaid_agreement() -> str:
+    """Draw the transitions of an agreement among several hosts that change the phase."""
+    from ftrt.agree.agreement import TRANSITIONS as rows
+    from ftrt.agree.agreement import Phase
+
+    table = {pair: after for pair, (_, after) in rows.items()}
+    return _drawn(table, Phase.GATHERING, (Phase.ADOPTED, Phase.FENCED))
+
+
+def _drawn(
+    table: Mapping[tuple[Enum, type], tuple[Enum, ...]], first: Enum, last: tuple[Enum, ...]
+) -> str:
+    """Draw each pair of states with an arrow between them once, with all events that cause it."""
+    arrows: dict[tuple[Enum, Enum], list[str]] = {}
+    for (state, event), after in table.items():
         for target in after:
             if target is not state:
                 arrows.setdefault((state, target), []).append(event.__name__)
-    lines = ["stateDiagram-v2", f"    [*] --> {R.name}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
     for (state, target), names in arrows.items():
         lines.append(f"    {state.name} --> {target.name}: {', '.join(names)}")
-    lines += [f"    {E.name} --> [*]"]
+    lines += [f"    {state.name} --> [*]" for state in last]
     return "\n".join(lines)
 
 
@@ -108,4 +128,6 @@ def _tally(membership: Membership) -> str:
 
 
 if __name__ == "__main__":
-    print(f"```mermaid\n{mermaid()}\n```\n\n{markdown()}\n\n{outcomes()}")
+    for _drawing in (mermaid(), mermaid_agreement()):
+        print(f"```mermaid\n{_drawing}\n```\n")
+    print(f"{markdown()}\n\n{outcomes()}")

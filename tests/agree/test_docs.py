@@ -1,19 +1,38 @@
-"""The pictures and the transcript in docs/recovery.md are those of the code."""
+"""The pictures and the transcript in the pages are those of the code."""
 
 from pathlib import Path
 
 import pytest
 
-from ftrt.agree.tables import markdown, mermaid, outcomes
+from ftrt.agree.tables import TRANSITIONS, markdown, mermaid, mermaid_agreement, outcomes
 
 from .host import Host, told
 
-DOC = (Path(__file__).parents[2] / "docs" / "recovery.md").read_text()
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs" / "recovery.md").read_text()
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
-@pytest.mark.parametrize("draw", [mermaid, markdown, outcomes])
-def test_the_drawings_are_those_of_the_table(draw):
-    assert draw() in DOC, "run `python -m ftrt.agree.tables` and put its output into the page"
+@pytest.mark.parametrize(
+    ("draw", "page"),
+    [
+        (mermaid, DOC),
+        (markdown, DOC),
+        (outcomes, DOC),
+        (mermaid, ARCHITECTURE),
+        (mermaid_agreement, ARCHITECTURE),
+        (outcomes, ARCHITECTURE),
+    ],
+)
+def test_the_drawings_are_those_of_the_tables(draw, page):
+    assert draw() in page, "run `python -m ftrt.agree.tables` and put its output into the page"
+
+
+def test_another_table_is_another_drawing(monkeypatch):
+    before = mermaid(), markdown()
+    pair = next(pair for pair, (_, after) in TRANSITIONS.items() if after != (pair[0],))
+    monkeypatch.delitem(TRANSITIONS, pair)
+    assert mermaid() != before[0] and markdown() != before[1]
 
 
 def test_the_transcript_is_what_happens():
