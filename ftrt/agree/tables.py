@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import TypeVar
 
 from ftrt.agree import events as ev
 from ftrt.agree.epoch import Membership, Outcome, plan_members
@@ -13,6 +14,7 @@ R, C, W, P = State.RUNNING, State.CLOSING, State.RECORDING, State.PUBLISHING
 E, F = State.ENDED, State.FAILED
 
 Row = tuple[str, tuple[State, ...]]
+_Place = TypeVar("_Place", bound=Enum)
 
 # (state, event) -> (handler in ftrt.agree.recovery, states it may lead to). A pair that is not
 # here is illegal: it raises InvariantBroken and changes nothing.
@@ -74,10 +76,10 @@ def mermaid_agreement() -> str:
 
 
 def _drawn(
-    table: Mapping[tuple[Enum, type], tuple[Enum, ...]], first: Enum, last: tuple[Enum, ...]
+    table: Mapping[tuple[_Place, type], tuple[_Place, ...]], first: _Place, last: tuple[_Place, ...]
 ) -> str:
     """Draw each pair of states with an arrow between them once, with all events that cause it."""
-    arrows: dict[tuple[Enum, Enum], list[str]] = {}
+    arrows: dict[tuple[_Place, _Place], list[str]] = {}
     for (state, event), after in table.items():
         for target in after:
             if target is not state:
