@@ -1,11 +1,12 @@
-"""Uniform agreement of several hosts' agents on one vector of marks, one instance an epoch.
+"""Uniform agreement of several hosts' agents on whose marks count, one instance an epoch.
 
-Each agent has closed its ledgers before it begins, so what it contributes is final, and
-contributions only ever accumulate. Who begins calls those below it, which may know of nothing yet:
-a host closes its ledgers and begins at the first message of an agreement. Contributions go up a
-binary tree over the agents believed alive, whose root, the lowest of them, is the coordinator. It
-tries to create the exclusive record. Whoever learns that a record exists adopts that one, whatever
-it proposed itself, and passes it on to its neighbours in the tree.
+Each agent has closed its ledgers, and written them, before it begins. What they hold is final, so
+who takes part says which marks count: the tree carries names, and the marks go between those whom
+they concern (`ftrt.agree.exchange`). Who begins calls those below it, which may know of nothing
+yet: a host closes its ledgers and begins at the first message of an agreement. Names go up a binary
+tree over the agents believed alive, whose root, the lowest of them, is the coordinator. It tries to
+create the exclusive record. Whoever learns that a record exists adopts that one, whatever it
+proposed itself, and passes it on to its neighbours in the tree.
 
 Safety rests on the exclusive record alone: two coordinators may try, one wins. Termination needs
 views of who is alive that become right in the end, and channels between the living that lose
@@ -16,17 +17,14 @@ record plays the part of a write-once register.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from ftrt.agree.epoch import EpochId
-from ftrt.agree.marks import Key, StreamMarks, merged
 from ftrt.agree.tree import Tree
 from ftrt.errors import InvariantBroken
-
-Contributions = dict[int, dict[Key, StreamMarks]]
 
 
 class Phase(Enum):
@@ -40,12 +38,11 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class AgreedRecord:
-    """What is agreed on: `members` act in `epoch`, `marks` are theirs merged."""
+    """What is agreed on: `members` act in `epoch`, with what their closed ledgers hold."""
 
     epoch: EpochId
     coordinator: int
     members: tuple[int, ...]
-    marks: dict[Key, StreamMarks] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,10 @@ class Cleared:
 
 @dataclass(frozen=True)
 class Report:
-    """A message up the tree: all contributions that `sender` has."""
+    """A message up the tree: all that `sender` knows to have closed their ledgers."""
 
     sender: int
-    have: Contributions
+    have: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ class Send:
 class TryRecord:
     """Create the record exclusively; answer RecordCreated, or RecordFound with what exists.
 
-    Order: after the ledgers of all contributors are closed.
+    Order: after the ledgers of all members are closed and written.
     """
 
     record: AgreedRecord
@@ -143,13 +140,14 @@ Effect = Send | TryRecord | Adopt | Fence
 
 @dataclass(frozen=True)
 class View:
-    """All that one agent knows. `told` is the parent and the contributors of the last Report."""
+    """All that one agent knows: `have` closed their ledgers, `told` is the last Report's receiver
+    and content."""
 
     phase: Phase
     me: int
     tree: Tree
     epoch: EpochId
-    have: Contributions
+    have: frozenset[int]
     told: tuple[int, frozenset[int]] | None = None
     record: AgreedRecord | None = None
 
@@ -179,8 +177,8 @@ class View:
         return self.children if self.parent is None else (self.parent, *self.children)
 
     def complete(self, top: int) -> bool:
-        """Whether everybody below and including `top` has contributed."""
-        return top in self.have and self.tree.below(top) <= self.have.keys()
+        """Whether everybody below and including `top` takes part."""
+        return top in self.have and self.tree.below(top) <= self.have
 
 
 Step = tuple[View, tuple[Effect, ...]]
@@ -196,8 +194,6 @@ class Agreement:
         All agents of the parent epoch; a tree of them is shared with whoever gave it.
     epoch : EpochId
         The epoch to be made.
-    marks : mapping of (stream, source, dest) to StreamMarks
-        Read from this host's closed ledgers.
     dead : iterable of int
         Agents that are held for dead already.
     """
@@ -207,7 +203,6 @@ class Agreement:
         me: int,
         agents: Iterable[int] | Tree,
         epoch: EpochId,
-        marks: Mapping[Key, StreamMarks],
         dead: Iterable[int] = (),
     ) -> None:
         tree = agents if isinstance(agents, Tree) else Tree(tuple(sorted(agents)))
@@ -216,7 +211,7 @@ class Agreement:
         for agent in sorted(dead):
             if agent != me and _among(agent, tree.live):
                 tree = tree.turned(agent)
-        self.now = View(Phase.GATHERING, me, tree, epoch, {me: dict(marks)})
+        self.now = View(Phase.GATHERING, me, tree, epoch, frozenset((me,)))
 
     @property
     def phase(self) -> Phase:
@@ -255,9 +250,9 @@ def advance(now: View) -> Step:
         return now, ()
     if now.parent is None:
         members = tuple(a for a in now.live if a in now.have)
-        record = AgreedRecord(now.epoch, now.me, members, merged(*now.have.values()))
+        record = AgreedRecord(now.epoch, now.me, members)
         return replace(now, phase=Phase.RECORDING, record=record), (TryRecord(record),)
-    told = (now.parent, frozenset(now.have))
+    told = (now.parent, now.have)
     if told == now.told:
         return now, ()
     return replace(now, told=told), (Send(now.parent, Report(now.me, now.have)),)
@@ -289,12 +284,12 @@ def look(now: View, event: Died | Cleared) -> Step:
 
 
 def collect(now: View, event: Report) -> Step:
-    """Take contributions in and see whether they are all."""
+    """Take names in and see whether they are all."""
     return advance(_collected(now, event))
 
 
 def keep(now: View, event: Report) -> Step:
-    """Take contributions in; too late for the record under way."""
+    """Take names in; too late for the record under way."""
     return _collected(now, event), ()
 
 
@@ -354,7 +349,7 @@ def _among(agent: int, agents: tuple[int, ...]) -> bool:
 
 
 def _collected(now: View, event: Report) -> View:
-    return replace(now, have={**event.have, **now.have})
+    return replace(now, have=now.have | event.have)
 
 
 def _spread(now: View, source: int | None = None) -> tuple[Effect, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 
 class Tree:
@@ -50,3 +51,18 @@ class Tree:
             found.update(self.live[first : first + count])
             first, count = 2 * first + 1, 2 * count
         return found
+
+
+def runs(agents: Iterable[int]) -> list[tuple[int, int]]:
+    """Return a set of agents as closed ranges (first, last): a subtree has few, one a level."""
+    found: list[tuple[int, int]] = []
+    first = last = -2
+    for agent in sorted(agents):
+        if agent != last + 1:
+            if first >= 0:
+                found.append((first, last))
+            first = agent
+        last = agent
+    if first >= 0:
+        found.append((first, last))
+    return found

@@ -1,7 +1,8 @@
 """What an agent does with the agents of other hosts: gather with them, adopt, tell, remind.
 
 The production agreement decides who is in; the recovery decides who acts. The coordinator, once
-everybody alive has reported, reads what is written of the ledgers of those who have not.
+everybody alive has reported, reads all ledgers: those of whoever reported are closed and written,
+of the others what is written counts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from ftrt.agree import events as ev
 from ftrt.agree.agreement import AgreedRecord, Agreement
 from ftrt.agree.epoch import EpochId
 from ftrt.agree.events import State
-from ftrt.agree.marks import Key, StreamMarks, merged
+from ftrt.agree.exchange import Exchange, Told
+from ftrt.agree.marks import Key, StreamMarks
 
 if TYPE_CHECKING:
     from ftrt.sim.agent import Agent
@@ -30,6 +32,7 @@ class Peers:
         self.agent = agent
         self.world = agent.world
         self.meetings: dict[int, Agreement] = {}
+        self.exchanges: dict[int, Exchange] = {}
         self.held_dead: set[int] = set()
         self.finished: dict[int, int] = {}
         self._told_finished: set[int] = set()
@@ -54,30 +57,48 @@ class Peers:
             self._left_out()
             return
         marks: dict[Key, StreamMarks] = {}
-        for rank, process in record.members:
-            if self.world.plan.host_of(process) == agent.host:
+        home = {rank: self.world.plan.host_of(process) for rank, process in record.members}
+        for rank, host in home.items():
+            if host == agent.host:
                 agent.close_ledger(epoch.counter, rank, marks)
+        target = EpochId(epoch.job, agent.attempt.number, epoch.counter + 1)
+        exchange = Exchange(agent.host, target, marks, home)
         self.world.faults.moment("closed", agent)
         delay = self.world.span(40, 500)  # what is closed is written before it is told
-        self.world.after(delay, self._meet, epoch, marks, tuple(record.agents))
+        self.world.after(delay, self._meet, epoch, tuple(record.agents), exchange)
 
-    def _meet(self, epoch: EpochId, marks: dict[Key, StreamMarks], agents: tuple[int, ...]) -> None:
+    def _meet(self, epoch: EpochId, agents: tuple[int, ...], exchange: Exchange) -> None:
         agent = self.agent
         if agent.over or epoch != agent.core.epoch:
             return
         if agent.stopped:
-            self.world.after(300, self._meet, epoch, marks, agents)
+            self.world.after(300, self._meet, epoch, agents, exchange)
             return
-        target = EpochId(epoch.job, agent.attempt.number, epoch.counter + 1)
+        target = exchange.epoch
         dead = self.held_dead & set(agents) - {agent.host}
-        meeting = Agreement(agent.host, agents, target, marks, dead)
+        meeting = Agreement(agent.host, agents, target, dead)
         self.meetings[target.counter] = meeting
+        self.exchanges[target.counter] = exchange
         self.depth[target.counter] = self.handled[target.counter] = 0
         self._reminders = 3
+        self._exchange(exchange)
         self._tell(meeting, ag.Tick())
         early, self.early = self.early, []
         for packet in early:
             self.on_packet(*packet)
+
+    def _exchange(self, exchange: Exchange) -> None:
+        """Tell the agents at the other ends of our streams what our closed ledgers hold."""
+        for to, told in exchange.begin():
+            other = self.agent.attempt.agents.get(to)
+            if other is not None:
+                self.world.network.send(self.agent.host, to, other.peers.on_told, told)
+
+    def on_told(self, told: Told) -> None:
+        """Take marks in; who has not begun reads them from storage later."""
+        exchange = self.exchanges.get(told.epoch.counter)
+        if exchange is not None and self.agent.alive and exchange.epoch == told.epoch:
+            exchange.handle(told)
 
     def _tell(self, meeting: Agreement, event: ag.Event) -> None:
         self.world.count("agreement", meeting.phase.name, type(event).__name__)
@@ -89,10 +110,10 @@ class Peers:
             self._send(meeting.now.epoch.counter, effect.to, effect.message)
         elif isinstance(effect, ag.TryRecord):
             delay = self.world.span(10, 200)
-            reported = frozenset(meeting.now.have)
-            self.world.after(delay, self._try_record, meeting, effect.record, reported)
+            self.world.after(delay, self._try_record, effect.record, meeting.now.have)
         elif isinstance(effect, ag.Adopt):
             self.world.checks.agreement.agreed(self.agent, effect.record)
+            self.world.checks.marks.exchanged(self.exchanges[effect.record.epoch.counter])
         elif isinstance(effect, ag.Fence):
             self.world.checks.agreement.agreed(self.agent, effect.record)
             if effect.record.epoch.counter in self.world.storage.records:
@@ -106,27 +127,23 @@ class Peers:
             for process in self.agent.own():
                 self.world.after(self.world.span(0, 900), process.kill)
 
-    def _try_record(
-        self, meeting: Agreement, wanted: AgreedRecord, reported: frozenset[int]
-    ) -> None:
+    def _try_record(self, wanted: AgreedRecord, reported: frozenset[int]) -> None:
         """Everybody alive has closed: read what the others wrote, and let the core decide."""
         agent = self.agent
         core = agent.core
         if agent.over or core.epoch.counter + 1 != wanted.epoch.counter:
             return
         if agent.stopped:
-            self.world.after(300, self._try_record, meeting, wanted, reported)
+            self.world.after(300, self._try_record, wanted, reported)
             return
         counter = core.epoch.counter
         record = self.world.storage.records[counter]
-        absent: dict[Key, StreamMarks] = {}
+        marks: dict[Key, StreamMarks] = {}
         self.world.storage.fence_spools(wanted.epoch.counter)  # first: then nothing read is freed
         for rank, process in record.members:
             ledger = self.world.storage.ledger(counter, rank)
-            if self.world.plan.host_of(process) in reported:
-                agent.seals[rank] = len(ledger.events)
-            else:
-                agent.seal(ledger, ledger.durable, absent)
+            whole = self.world.plan.host_of(process) in reported
+            agent.seal(ledger, len(ledger.events) if whole else ledger.durable, marks)
         living = sorted(core.now.acting.processes - core.now.dead)
         left_out = tuple(
             process for process in living if self.world.plan.host_of(process) not in wanted.members
@@ -134,7 +151,7 @@ class Peers:
         if core.state is State.RUNNING:
             agent.tell(ev.CloseAsked(core.epoch))
         self._last = wanted
-        agent.tell(ev.LedgersClosed(core.epoch, merged(wanted.marks, absent), left_out))
+        agent.tell(ev.LedgersClosed(core.epoch, marks, left_out))
 
     def proposal(self, effect: fx.CreateRecord) -> tuple[tuple[int, ...], AgreedRecord]:
         """Agents of a record that we make, and what the agreement says of it."""
@@ -142,7 +159,7 @@ class Peers:
         if wanted is not None and wanted.epoch == effect.epoch:
             return wanted.members, wanted
         hosts = tuple(range(self.world.plan.hosts))
-        return hosts, AgreedRecord(effect.epoch, self.agent.host, hosts, effect.marks)
+        return hosts, AgreedRecord(effect.epoch, self.agent.host, hosts)
 
     # -- a record exists -----------------------------------------------------------------------
 
@@ -163,7 +180,7 @@ class Peers:
         if counter in self.handled:
             self.world.messages.append(self.handled[counter])
         for old in [c for c in self.meetings if c < counter - 2]:
-            del self.meetings[old]
+            del self.meetings[old], self.exchanges[old]
         self._pass_on()
 
     # -- messages ------------------------------------------------------------------------------

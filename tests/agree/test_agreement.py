@@ -24,21 +24,11 @@ from ftrt.agree.agreement import (
     TryRecord,
 )
 from ftrt.agree.epoch import EpochId
-from ftrt.agree.marks import Marks, StreamMarks
-from ftrt.agree.tree import Tree
+from ftrt.agree.tree import Tree, runs
 from ftrt.errors import InvariantBroken
 
 EPOCH = EpochId("job", 1, 2)
 SETTLED = (Phase.ADOPTED, Phase.FENCED)
-
-
-def own_marks(agent):
-    """Each agent knows its own stream and one number of a common one."""
-    own, common = ("own", agent, 0), ("common", 0, 0)
-    return {
-        own: StreamMarks(*own, Marks(agent)),
-        common: StreamMarks(*common, Marks(0, [(agent + 1, agent + 1)])),
-    }
 
 
 class World:
@@ -46,7 +36,7 @@ class World:
 
     def __init__(self, count, seed):
         self.seed, self.random = seed, random.Random(seed)
-        self.agents = {a: Agreement(a, range(count), EPOCH, own_marks(a)) for a in range(count)}
+        self.agents = {a: Agreement(a, range(count), EPOCH) for a in range(count)}
         self.pool = [(a, a, Tick()) for a in range(count)]
         self.crashed, self.wrong, self.adopted = set(), set(), {}
         self.record, self.tries, self.sent = None, 0, 0
@@ -116,14 +106,12 @@ class World:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
-def test_without_faults_all_marks_count_and_few_messages_are_sent(count):
+def test_without_faults_everybody_is_in_and_few_messages_are_sent(count):
     for seed in range(10):
         world = World(count, seed)
         world.settle()
         assert world.record.members == tuple(range(count)) and world.tries == 1
         assert world.record.coordinator == 0
-        common = world.record.marks["common", 0, 0]
-        assert common.marks == Marks(count) and len(world.record.marks) == count + 1
         # On each edge of the tree a call and an announcement down and one report up, two where
         # the first Tick comes after the children's reports.
         assert world.sent <= 4 * (count - 1)
@@ -193,7 +181,7 @@ def test_what_is_lost_is_sent_again():
 
 def test_who_has_adopted_tells_who_asks():
     it = machine(Phase.ADOPTED)
-    assert it.handle(Report(1, {})) == (Send(1, Announce(0, it.record)),)
+    assert it.handle(Report(1, frozenset())) == (Send(1, Announce(0, it.record)),)
 
 
 def test_one_that_begins_brings_all_in():
@@ -239,9 +227,9 @@ def test_an_even_split_has_one_history():
 
 def machine(phase):
     """Bring agent 0 of two into a phase."""
-    it = Agreement(0, [0, 1], EPOCH, own_marks(0))
+    it = Agreement(0, [0, 1], EPOCH)
     if phase is not Phase.GATHERING:
-        (attempt,) = it.handle(Report(1, {1: own_marks(1)}))
+        (attempt,) = it.handle(Report(1, frozenset((1,))))
     if phase is Phase.ADOPTED:
         it.handle(RecordCreated(attempt.record))
     if phase is Phase.FENCED:
@@ -259,7 +247,7 @@ def test_every_pair_of_the_table(phase, event):
         Tick: (),
         Died: (1,),
         Cleared: (1,),
-        Report: (1, {}),
+        Report: (1, frozenset()),
         Call: (1,),
         Announce: (1, record),
     }
@@ -299,7 +287,7 @@ def test_a_later_attempts_record_fences():
 
 def test_a_stranger_cannot_take_part():
     with pytest.raises(InvariantBroken, match="not one of"):
-        Agreement(3, [0, 1], EPOCH, {})
+        Agreement(3, [0, 1], EPOCH)
 
 
 def test_a_tree_is_shared_and_turned():
@@ -308,9 +296,19 @@ def test_a_tree_is_shared_and_turned():
     without = tree.turned(1)
     assert without is tree.turned(1) and without.live == (0, 2, 3, 4, 5, 6)
     assert without.parent(4) == 2 and without.turned(1).live == tree.live
-    one, two = Agreement(3, tree, EPOCH, {}), Agreement(4, tree, EPOCH, {})
+    one, two = Agreement(3, tree, EPOCH), Agreement(4, tree, EPOCH)
     one.handle(Died(1))
     two.handle(Died(1))
     assert one.now.tree is two.now.tree is without
     one.handle(Died(3))  # nobody is dead to itself
     assert one.now.tree is without
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 30, 100])
+def test_a_subtree_is_a_range_on_each_level(size):
+    tree = Tree(tuple(range(size)))
+    for agent in range(size):
+        below = tree.below(agent)
+        assert len(runs(below)) <= max(1, size.bit_length())
+        assert {a for first, last in runs(below) for a in range(first, last + 1)} == below
+    assert runs([]) == [] and runs([4, 3, 9]) == [(3, 4), (9, 9)]

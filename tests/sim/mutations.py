@@ -56,7 +56,7 @@ def decide_without_reports():
     def advance(now):
         if now.parent is not None:
             return real(now)
-        record = agreement.AgreedRecord(now.epoch, now.me, now.live, merged(*now.have.values()))
+        record = agreement.AgreedRecord(now.epoch, now.me, now.live)
         after = replace(now, phase=agreement.Phase.RECORDING, record=record)
         return after, (agreement.TryRecord(record),)
 
@@ -284,6 +284,19 @@ def seal_what_is_not_written():
         if ledger.home in (-1, self.host):
             ledger.closed = True
         self.seal(ledger, len(ledger.events), marks)
+
+    return [(Agent, "close_ledger", close_ledger)]
+
+
+@mutation("agents tell each other marks that they read before the closing")
+def tell_what_was_read_before():
+    real = Agent.close_ledger
+
+    def close_ledger(self, epoch, rank, marks):
+        ledger = self.world.storage.ledger(epoch, rank)
+        before = len(ledger.events) - (0 if self.alone else 1)
+        real(self, epoch, rank, {})
+        storage.marks_of(self.world, ledger, max(0, before), marks)
 
     return [(Agent, "close_ledger", close_ledger)]
 

@@ -8,6 +8,7 @@ from ftrt.agree.marks import Marks
 from ftrt.sim.checks.base import Violation
 
 if TYPE_CHECKING:
+    from ftrt.agree.exchange import Exchange
     from ftrt.sim.storage import Record
     from ftrt.sim.world import World
 
@@ -32,6 +33,24 @@ class MarksGrow:
                     "marks",
                     f"{key} went back in epoch {record.epoch.counter}: {old} became {new}",
                 )
+
+    def exchanged(self, exchange: Exchange) -> None:
+        """What members told each other of their streams is what the record has of them."""
+        record = self.world.storage.records[exchange.epoch.counter]
+        before = self.world.storage.records[record.parent]
+        host_of = self.world.plan.host_of
+        for agent in record.agreed.members:
+            for key, entry in exchange.of(agent).items():
+                if host_of(before.by_rank[key[2]]) != agent:
+                    continue
+                marks = before.marks[key].marks.copy() if key in before.marks else Marks()
+                marks.merge(entry.marks)
+                if marks != record.marks[key].marks:
+                    raise Violation(
+                        "marks",
+                        f"agent {agent} told {marks!r} of {key}, the record of epoch "
+                        f"{record.epoch.counter} has {record.marks[key].marks!r}",
+                    )
 
 
 def _lacks(old: Marks, new: Marks) -> list[tuple[int, int]]:
