@@ -9,7 +9,7 @@ read by whoever lacks it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from ftrt.agree.epoch import EpochId
@@ -48,16 +48,12 @@ class Exchange:
         self.me, self.epoch = me, epoch
         self._home = home
         self._of: dict[int, Table] = {me: dict(marks)}
+        #: Agents at the other ends of our streams.
+        self.others = {home[rank] for key in marks for rank in key[1:]} - {me}
 
     def of(self, agent: int) -> Table:
         """Return what an agent told of our streams; nothing if it has not."""
         return self._of.get(agent, {})
-
-    @property
-    def others(self) -> set[int]:
-        """Agents at the other ends of our streams."""
-        ends = {self._home[rank] for key in self._of[self.me] for rank in key[1:]}
-        return ends - {self.me}
 
     def begin(self) -> list[tuple[int, Told]]:
         """Return what to send to whom."""
@@ -83,9 +79,9 @@ class Exchange:
         if self._of.setdefault(told.sender, told.marks) != told.marks:
             raise InvariantBroken(f"agent {told.sender} told two things of a closed ledger")
 
-    def lacks(self, agents: Collection[int]) -> list[int]:
+    def lacks(self, agents: Container[int]) -> list[int]:
         """Return whose marks have not come, of those at the other ends of our streams."""
-        return sorted(self.others.intersection(agents).difference(self._of))
+        return sorted(a for a in self.others if a in agents and a not in self._of)
 
     def result(self) -> Table:
         """Return the marks of all streams that end here, all that came merged.

@@ -3,9 +3,10 @@ rank, on a network with a LogGP cost.
 
 A message of k bytes costs its sender ``o + k G`` of processor time, travels for ``L``, and costs
 its receiver ``o``; a processor does one thing at a time (Alexandrov et al., LogGP, SPAA 1995).
-Marks do not pass through the tree: each consumer sends what it has of a stream to that stream's
-producer, so nobody handles more of them than its own streams need. The tree carries who has
-contributed, as runs of the tree's order, and back whom the record leaves out.
+Ranks form a ring of streams. The tree carries who takes part, as runs of numbers, and back whom the
+record leaves out; marks go between the two ends of a stream (`ftrt.agree.exchange`), and a rank is
+through when it has the record and the marks of its streams. What a dead rank's ledger holds is read
+from storage once the record says that it counts.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ftrt.agree.agreement import (
-    Adopt,
     AgreedRecord,
     Agreement,
     Announce,
     Call,
     Died,
+    Effect,
     Event,
-    Fence,
     RecordCreated,
     RecordFound,
     Report,
@@ -37,16 +37,26 @@ from ftrt.agree.agreement import (
     Tick,
     TryRecord,
 )
-from ftrt.agree.epoch import EpochId
-from ftrt.agree.marks import Marks
-from ftrt.agree.tree import Tree
+from ftrt.agree.epoch import EpochId, Membership
+from ftrt.agree.events import LedgersClosed, ProcessDied
+from ftrt.agree.events import RecordCreated as OurRecordCreated
+from ftrt.agree.exchange import Exchange, Table, Told
+from ftrt.agree.marks import Marks, StreamMarks
+from ftrt.agree.recovery import Recovery
+from ftrt.agree.tree import Tree, runs
 from ftrt.errors import UsageError
 
 MOST_RANKS = 65_536
 LATENCY_US, OVERHEAD_US, GAP_US_PER_BYTE = 2.0, 1.66, 0.0002
 RECORD_US, DETECT_US = 50.0, 300.0
-HEAD_BYTES, RUN_BYTES = 32, 16
+#: A message's head; a run of ranks or the number of one; a stream's key and counts; a run of marks.
+HEAD_BYTES, RUN_BYTES, NUMBER_BYTES, STREAM_BYTES, MARK_BYTES = 32, 8, 4, 40, 16
+#: Through storage and back counts as two delays.
+STORAGE_DELAYS = 2
 _EPOCH = EpochId("scale", 1, 2)
+_ALL = range(MOST_RANKS)
+
+Message = Report | Call | Announce | Told
 
 
 @dataclass
@@ -66,9 +76,23 @@ class Cost:
     broken: str = ""
 
     def bounds(self) -> tuple[int, int]:
-        """Message delays and messages a rank that are allowed for deaths before the start."""
+        """Message delays, and messages a rank, that are allowed.
+
+        The messages are for deaths before the start; each death inside may cost log2(n) + 4 delays.
+        """
         levels = math.log2(self.ranks)
-        return math.floor(2 * levels) + 6, math.floor(4 * levels) + 16
+        inside = self.inside * (math.floor(levels) + 4)
+        return math.floor(2 * levels) + 6 + inside, math.floor(4 * levels) + 16
+
+    def bytes_bound(self) -> int:
+        """Bytes a rank may handle: its own streams' marks, and who is in and who is out.
+
+        Six messages that carry names: three Reports, each with a run a level and one more for each
+        rank that is dead, and three Announces.
+        """
+        levels = math.floor(math.log2(self.ranks)) + 1
+        names = RUN_BYTES * (levels + self.dead) + NUMBER_BYTES * self.dead
+        return self.mark_bytes_max + 3 * names + HEAD_BYTES * self.bounds()[1]
 
 
 class Network:
@@ -89,21 +113,26 @@ class Network:
         self.dice = random.Random(seed * 131 + ranks)
         gone = frozenset(self.dice.sample(range(ranks), dead))
         tree = Tree(tuple(range(ranks)), gone)
-        self.agents = {a: Agreement(a, tree, _EPOCH, {}) for a in tree.live}
+        self.agents = {a: Agreement(a, tree, _EPOCH) for a in tree.live}
+        home = {rank: rank for rank in range(ranks)}
+        tables = (self._table(rank) for rank in range(ranks))
+        self.exchanges = {a: Exchange(a, _EPOCH, t, home) for a, t in enumerate(tables)}
         self.record: AgreedRecord | None = None
         self.adopted: dict[int, float] = {}
+        self.through: dict[int, float] = {}
         self.busy = dict.fromkeys(self.agents, 0.0)
         self.depth = dict.fromkeys(self.agents, 0)
         self.handled = dict.fromkeys(self.agents, 0)
         self.octets = dict.fromkeys(self.agents, 0)
+        self.marks = dict.fromkeys(self.agents, 0)
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
 
     def run(self) -> Cost:
         """Run to the end and return the cost."""
-        self._marks()
         for agent in self.agents:
-            self._after(0.0, self._event, agent, Tick(), 0)
+            self._after(0.0, self._tell_marks, agent)
+            self._after(0.0, self._event, agent, Tick(), HEAD_BYTES, 0)
         for victim in self.dice.sample(sorted(self.agents), self.cost.inside):
             self._after(self.dice.uniform(0, 60.0), self._die, victim)
         while self._queue:
@@ -116,62 +145,90 @@ class Network:
         self._number += 1
         heappush(self._queue, (when, self._number, call, args))
 
-    def _marks(self) -> None:
-        """Each rank consumes one stream of its neighbour: it tells that one its marks."""
-        alive = sorted(self.agents)
-        most = 0
-        for at, agent in enumerate(alive):
-            gaps = Marks(100, [(102 + 2 * g, 102 + 2 * g) for g in range(self.dice.randrange(4))])
-            size = HEAD_BYTES + RUN_BYTES * len(gaps.ranges)
-            most = max(most, size)
-            for end in (agent, alive[at - 1]):
-                self.handled[end] += 1
-                self.octets[end] += size
-                self.busy[end] += OVERHEAD_US
-        self.cost.mark_bytes_max = most * 2
+    def _table(self, rank: int) -> Table:
+        """What a rank's ledger holds: it consumes from the rank before it and sends to the next."""
+        ranks = self.cost.ranks
+        gaps = Marks(100, [(102 + 2 * g, 102 + 2 * g) for g in range(self.dice.randrange(4))])
+        consumed = StreamMarks("s", (rank - 1) % ranks, rank, gaps)
+        sent = StreamMarks("s", rank, (rank + 1) % ranks, sent=120)
+        return {consumed.key: consumed, sent.key: sent}
+
+    def _tell_marks(self, now: float, agent: int) -> None:
+        for to, told in self.exchanges[agent].begin():
+            self._send(agent, to, told)
 
     # -- one processor -------------------------------------------------------------------------
 
-    def _event(self, now: float, agent: int, event: Event, depth: int) -> None:
+    def _event(self, now: float, agent: int, event: Event | Told, size: int, depth: int) -> None:
         """Let an agent handle an event once its processor is free."""
         machine = self.agents.get(agent)
         if machine is None:
             return
-        if isinstance(event, Report | Call | Announce | Died):
-            start = max(now, self.busy[agent])
-            self.busy[agent] = now = start + OVERHEAD_US
-            self.handled[agent] += 1
-            self.octets[agent] += size_of(event, self.cost.ranks)
+        if isinstance(event, Report | Call | Announce | Died | Told):
+            now = self.busy[agent] = self._free(agent, now) + OVERHEAD_US
+            self._handled(agent, size)
         self.depth[agent] = max(self.depth[agent], depth)
-        for effect in machine.handle(event):
+        if isinstance(event, Told):
+            self.exchanges[agent].handle(event)
+        else:
+            self._perform(now, agent, machine.handle(event))
+            if isinstance(event, Died) and agent in self.adopted:
+                self._read_marks(now, agent)
+        self._look_through(now, agent)
+
+    def _perform(self, now: float, agent: int, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
             if isinstance(effect, Send):
-                self._send(agent, effect)
+                self._send(agent, effect.to, effect.message)
             elif isinstance(effect, TryRecord):
                 self._after(self._free(agent, now) + RECORD_US, self._record, agent, effect.record)
-            elif isinstance(effect, Adopt | Fence):
+            else:
                 self.adopted[agent] = now
                 if effect.record != self.record:
                     self.cost.broken = f"agent {agent} agreed on what is not the record"
+                self._read_marks(now, agent)
+
+    def _look_through(self, now: float, agent: int) -> None:
+        """Notice that a rank has all that it waits for: the record and its streams' marks."""
+        exchange = self.exchanges[agent]
+        if agent in self.adopted and agent not in self.through and not exchange.lacks(_ALL):
+            self.through[agent] = now
+
+    def _read_marks(self, now: float, agent: int) -> None:
+        """Read from storage what nobody will tell any more."""
+        for other in self.exchanges[agent].lacks(_ALL):
+            if other not in self.agents:
+                arrives = self._free(agent, now) + RECORD_US
+                told = dict(self.exchanges[other].begin())[agent]
+                depth = self.depth[agent] + STORAGE_DELAYS
+                self._after(
+                    arrives, self._event, agent, told, size_of(told, self.cost.ranks), depth
+                )
 
     def _free(self, agent: int, now: float) -> float:
         return max(now, self.busy[agent])
 
-    def _send(self, agent: int, effect: Send) -> None:
-        size = size_of(effect.message, self.cost.ranks)
-        self.busy[agent] += OVERHEAD_US + size * GAP_US_PER_BYTE
+    def _handled(self, agent: int, size: int) -> None:
         self.handled[agent] += 1
         self.octets[agent] += size
+
+    def _send(self, agent: int, to: int, message: Message) -> None:
+        size = size_of(message, self.cost.ranks)
+        self.busy[agent] += OVERHEAD_US + size * GAP_US_PER_BYTE
+        self._handled(agent, size)
+        if isinstance(message, Told):
+            self.marks[agent] += size
         arrives = self.busy[agent] + LATENCY_US
-        self._after(arrives, self._event, effect.to, effect.message, self.depth[agent] + 1)
+        self._after(arrives, self._event, to, message, size, self.depth[agent] + 1)
 
     def _record(self, now: float, agent: int, wanted: AgreedRecord) -> None:
-        """Create the record exclusively: to storage and back counts as two delays."""
+        """Create the record exclusively."""
         made = self.record is None
         self.record = self.record or wanted
         answer = RecordCreated(wanted) if made else RecordFound(self.record)
-        depth = self.depth.get(agent, 0) + 2
+        depth = self.depth.get(agent, 0) + STORAGE_DELAYS
         if agent in self.agents:
-            self._event(now, agent, answer, depth)
+            self._event(now, agent, answer, 0, depth)
 
     def _die(self, now: float, victim: int) -> None:
         """An agent dies; its parent sees it, and the news goes down a tree over the living."""
@@ -181,34 +238,43 @@ class Network:
         for place, agent in enumerate(alive):
             hops = (place + 1).bit_length()
             arrives = now + DETECT_US + hops * (LATENCY_US + 2 * OVERHEAD_US)
-            self._after(arrives, self._event, agent, Died(victim), depth + hops)
+            self._after(arrives, self._event, agent, Died(victim), HEAD_BYTES, depth + hops)
+            for _ in alive[2 * place + 1 : 2 * place + 3]:
+                self._handled(agent, HEAD_BYTES)  # it passes the news on
 
     def _judge(self) -> None:
         cost, alive = self.cost, sorted(self.agents)
-        missing = [agent for agent in alive if agent not in self.adopted]
+        missing = [agent for agent in alive if agent not in self.through]
         if self.record is None or missing:
-            cost.broken = f"{len(missing)} agents never heard of a record"
+            cost.broken = f"{len(missing)} agents never had a record and their streams' marks"
             return
         cost.depth = max(self.depth[agent] for agent in alive)
-        cost.time_us = max(self.adopted[agent] for agent in alive)
+        cost.time_us = max(self.through[agent] for agent in alive)
         cost.messages_max = max(self.handled[agent] for agent in alive)
         cost.messages_mean = sum(self.handled[agent] for agent in alive) / len(alive)
         cost.bytes_max = max(self.octets[agent] for agent in alive)
+        cost.mark_bytes_max = max(self.marks.values())
         cost.bytes_mean = sum(self.octets[agent] for agent in alive) / len(alive)
         lost = set(alive) - set(self.record.members)
         if lost and not cost.inside:
             cost.broken = f"{len(lost)} living agents are left out"
         depth, messages = cost.bounds()
-        if not cost.inside and (cost.depth > depth or cost.messages_max > messages):
+        if cost.depth > depth or (not cost.inside and cost.messages_max > messages):
             cost.broken = f"{cost.depth} delays of {depth}, {cost.messages_max} of {messages}"
+        elif not cost.inside and cost.bytes_max > cost.bytes_bound():
+            cost.broken = f"{cost.bytes_max} bytes of {cost.bytes_bound()}"
 
 
-def size_of(event: Event | Report | Call | Announce, ranks: int) -> int:
-    """Bytes of a message: contributors as runs of the tree's order, the record as who is out."""
-    if isinstance(event, Report):
-        return HEAD_BYTES + RUN_BYTES * len(event.have).bit_length()
-    if isinstance(event, Announce):
-        return HEAD_BYTES + 4 * (ranks - len(event.record.members))
+def size_of(message: Message, ranks: int) -> int:
+    """Bytes of a message: who takes part as runs of numbers, a record as who is left out."""
+    if isinstance(message, Report):
+        return HEAD_BYTES + RUN_BYTES * len(runs(message.have))
+    if isinstance(message, Announce):
+        return HEAD_BYTES + NUMBER_BYTES * (ranks - len(message.record.members))
+    if isinstance(message, Told):
+        entries = message.marks.values()
+        marks = sum(len(entry.marks.ranges) for entry in entries)
+        return HEAD_BYTES + STREAM_BYTES * len(entries) + MARK_BYTES * marks
     return HEAD_BYTES
 
 
@@ -232,14 +298,25 @@ def agree(ranks: int, dead: int = 0, inside: int = 0, seed: int = 0) -> Cost:
 
 
 def memory_bytes(ranks: int) -> int:
-    """Bytes of the coordinator's agreement, which has everybody's contribution."""
+    """Most bytes that the coordinator's core ever has, which is told of everybody.
+
+    Its agreement, its streams' marks, and its host's recovery, through the death of a rank.
+    """
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    tree = Tree(tuple(range(ranks)))
-    machine = Agreement(0, tree, _EPOCH, {})
+    home = {rank: rank for rank in range(ranks)}
+    exchange = Exchange(0, _EPOCH, {("s", 0, 1): StreamMarks("s", 0, 1, sent=9)}, home)
+    core = Recovery(EpochId("scale", 1, 1), Membership.initial(ranks, 1))
+    core.handle(ProcessDied(1, "pidfd"))
+    tree = Tree(tuple(range(ranks))).turned(1)
+    machine = Agreement(0, tree, _EPOCH)
     for child in tree.children(0):
-        machine.handle(Report(child, {agent: {} for agent in tree.below(child)}))
-    used = tracemalloc.get_traced_memory()[0] - before
+        machine.handle(Report(child, frozenset(tree.below(child))))
+    machine.handle(RecordCreated(AgreedRecord(_EPOCH, 0, tree.live)))
+    exchange.handle(Told(1, _EPOCH, {("s", 0, 1): StreamMarks("s", 0, 1, Marks(9))}))
+    core.handle(LedgersClosed(core.epoch, exchange.result()))
+    core.handle(OurRecordCreated(_EPOCH))
+    used = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     return used
 
