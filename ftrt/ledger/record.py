@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 
 from ..errors import LedgerDamaged, LedgerError
+from .kept import KINDS
 from .steps import step
 from .version import VERSION
 
@@ -177,22 +178,30 @@ def create_record(directory, record: dict, durable: bool = False) -> bool:
 
 
 def _sync_content(directory: Path, record: dict) -> None:
-    """Sync what a record seals, where its states lie, and the ledgers of its epoch."""
+    """Sync what a record seals and where its states lie, what senders keep, its epoch's ledgers."""
     names = {sealed["file"] for sealed in record.get("seals", ())}
     names |= {entry["file"] for states in record.get("states", {}).values() for entry in states}
     names |= {path.name for path in directory.glob(f"e{record['epoch']:06d}-*.h5")}
+    kept = {path.name for kind in KINDS for path in directory.glob(f"{kind}-*.bin")}
     name = ""
     try:
+        for name in kept:  # before what their receivers consumed counts as durable
+            with contextlib.suppress(FileNotFoundError):  # its sender has freed it just now
+                _sync(directory / name)
         for name in sorted(names):
-            descriptor = os.open(directory / name, os.O_RDONLY)
-            try:
-                os.fdatasync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync(directory / name)
         name = "."
         sync_directory(directory)
     except OSError as error:
         raise LedgerError(f"{directory / name}: cannot be synced: {error.strerror}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_record(directory, epoch: int) -> dict:

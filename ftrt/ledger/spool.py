@@ -15,12 +15,12 @@ import os
 import struct
 import zlib
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 from numpy.lib import format as npy
 
 from ftrt.errors import LedgerError
+from ftrt.ledger.kept import SPOOL, kept_stem
 from ftrt.ledger.steps import step
 
 _HEADER = struct.Struct("<QQIIQI4x")
@@ -40,7 +40,7 @@ class Spool:
     """Payloads of one ``(stream, source)``; readable by later incarnations of the source."""
 
     def __init__(self, directory: Path, stream: str, source: int, since_epoch: int):
-        prefix = f"spool-{quote(stream, safe='')}-r{source:04d}"
+        prefix = kept_stem(SPOOL, stream, source)
         self._index: dict[int, tuple[int, int]] = {}
         self._sizes: dict[int, int] = {}
         self._kept_bytes = 0
@@ -54,10 +54,22 @@ class Spool:
         self._end = os.fstat(self._file).st_size
         self._freed = 0
 
-    @property
-    def last_seq(self) -> int:
-        """Highest number in the spool, 0 if it is empty."""
-        return max(self._index, default=0)
+    def resume(self, next_seq: int) -> int:
+        """First number from ``next_seq`` on that is not in the spool; what lies behind it is void.
+
+        A power cut may take a record and leave a later one. Nobody durably has either, and what
+        is sent under the lost number may be another message: the later one must not follow it.
+        """
+        while next_seq in self._index:
+            next_seq += 1
+        void = [seq for seq in self._index if seq > next_seq]
+        for seq in void:
+            descriptor, offset = self._index.pop(seq)
+            self._kept_bytes -= self._sizes.pop(seq)
+            os.pwrite(descriptor, bytes(_HEADER.size), offset)
+        for descriptor in self._earlier.values() if void else ():
+            os.fdatasync(descriptor)
+        return next_seq
 
     @property
     def kept_bytes(self) -> int:

@@ -2,11 +2,13 @@
 
 A commit does not wait for the disk. Every ``interval_s`` the heads of all streams are taken at one
 instant; what the rank wrote before it (spools, states, segments) is synced; then the heads become
-the rank's durable mark.
+the rank's durable mark. A receiver syncs as well what its senders keep for a resend: of what it
+has durably consumed they send nothing again to it, but another receiver may lack that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Protocol
 from .. import atomics
 from ..errors import LedgerError
 from .durable import SYNC_FAILED, publish_mark
+from .kept import KINDS, kept_stem
 from .log import Ledger
 from .record import sync_directory
 from .state import StateStore
@@ -45,6 +48,7 @@ class Syncer:
         self._lock = threading.Lock()
         self._open: dict[Path, int] = {}
         self._spools: list[HasPath] = []
+        self._sources: list[tuple[str, int]] = []
         self._watched: tuple[Ledger, StateStore] | None = None
         self._marked: list | None = None
         self._error: LedgerError | None = None
@@ -63,6 +67,11 @@ class Syncer:
         """Sync this spool too: a commit is durable after the messages that were sent before it."""
         with self._lock:
             self._spools.append(spool)
+
+    def add_source(self, stream: str, source: int) -> None:
+        """Sync what this source keeps, too: a message that durably counts here is lost nowhere."""
+        with self._lock:
+            self._sources.append((stream, source))
 
     def check(self) -> None:
         """Raise the error of a sync that failed; it is never tried a second time."""
@@ -114,7 +123,7 @@ class Syncer:
             names = [*states, *segments]
             paths = [spool.path for spool in self._spools]
             paths += [self._directory / name for name in names]
-            new = [self._sync_file(path) for path in paths]
+            new = [*self._sync_sources(), *(self._sync_file(path) for path in paths)]
             if any(new):
                 sync_directory(self._directory)
             step("sync.data")
@@ -123,6 +132,15 @@ class Syncer:
             self._marked = heads
         store.release_before(held)
 
+    def _sync_sources(self) -> list[bool]:
+        """Sync the files of all lives of our sources."""
+        stems = [kept_stem(kind, *of) for of in self._sources for kind in KINDS]
+        new = []
+        for path in (path for stem in stems for path in self._directory.glob(f"{stem}-e*.bin")):
+            with contextlib.suppress(FileNotFoundError):  # its sender has freed it just now
+                new.append(self._sync_file(path))
+        return new
+
     def _sync_file(self, path: Path) -> bool:
         """Sync one file; True if it is the first time, so that its name must be synced too."""
         new = path not in self._open
@@ -130,6 +148,8 @@ class Syncer:
             if new:
                 self._open[path] = os.open(path, os.O_RDONLY)
             os.fdatasync(self._open[path])
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise LedgerError(f"{path} cannot be synced ({error.strerror})") from error
         return new

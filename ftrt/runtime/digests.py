@@ -11,12 +11,12 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
-from urllib.parse import quote
 
 import numpy as np
 from numba import njit, types
 
 from ftrt.errors import LedgerError
+from ftrt.ledger.kept import DIGESTS, kept_stem
 from ftrt.ledger.spool import give_back
 from ftrt.transport import meta
 from ftrt.transport.checksum import checksum
@@ -86,7 +86,7 @@ class Digests:
     """Digests of one ``(stream, source)``; readable by later lives of the source."""
 
     def __init__(self, directory: Path, stream: str, source: int, since_epoch: int):
-        prefix = f"digests-{quote(stream, safe='')}-r{source:04d}"
+        prefix = kept_stem(DIGESTS, stream, source)
         self._path = directory / f"{prefix}-e{since_epoch:06d}-{os.getpid()}.bin"
         paths = sorted(directory.glob(f"{prefix}-e*.bin"), reverse=True)
         self._earlier = [(path, os.open(path, os.O_RDWR)) for path in paths if path != self._path]

@@ -71,7 +71,6 @@ class Replayed:
         Whether :meth:`keep` has anything to do.
     """
 
-    last_seq = 0
     kept_bytes = 0
     overhead = 0
 
@@ -79,6 +78,10 @@ class Replayed:
         self._replay, self._digests, self._name = replay, digests, name
         self.keeps = digests is not None
         self._last = self._freed = 0
+
+    def resume(self, next_seq: int) -> int:
+        """Number to go on from, if receivers have all before ``next_seq``."""
+        return next_seq
 
     def keep(self, seq: int, payload: np.ndarray) -> None:
         """Note what is needed to have one message again, before it leaves."""
@@ -130,7 +133,7 @@ class Spooled:
 
     def __init__(self, spool: Spool):
         self._spool = spool
-        self.last_seq = spool.last_seq
+        self.resume = spool.resume
 
     @property
     def kept_bytes(self) -> int:
@@ -159,12 +162,15 @@ class Copied:
     """``volatile=True``: copies in this process, which heal a damaged slot and nothing more."""
 
     keeps = True
-    last_seq = 0
     overhead = 0
 
     def __init__(self) -> None:
         self._copies: deque[tuple[int, Any, bool]] = deque()
         self.kept_bytes = 0
+
+    def resume(self, next_seq: int) -> int:
+        """Number to go on from: these copies are of this life alone."""
+        return next_seq
 
     def keep(self, seq: int, payload: np.ndarray) -> None:
         """Copy one message before it leaves."""

@@ -249,6 +249,8 @@ class Runtime:
         """Open the receiving end of ``(stream, source)`` at this rank."""
         _check_stream_name(stream)
         self._open_once("receiver", stream, f"from rank {source}")
+        if self._syncer is not None:
+            self._syncer.add_source(stream, source)
         made = Receiver(self, stream, source)
         self._receivers.append(made)
         self._bind(made)

@@ -75,7 +75,7 @@ class Sender:
         self._free_step = max(1, slot_bytes * window // 4)
         self._free_at = self._free_step
         states = {d: runtime.stream_state(stream, runtime.rank, d) for d in dests}
-        self.next_seq = max([self._kept.last_seq + 1, *(s.next_seq for s in states.values())])
+        self.next_seq = self._kept.resume(max(s.next_seq for s in states.values()))
         sizes = {"slots": window, "slot_bytes": slot_bytes}
         self._lanes = [Lane(runtime, stream, dest, states[dest], **sizes) for dest in dests]
 

@@ -209,6 +209,59 @@ def test_a_spool_is_synced_before_the_commits_behind_it(tmp_path, directory):
     assert names[0].startswith("spool-") and names[-1] == "e000001-r0000-s000.h5"
 
 
+def test_what_a_source_keeps_is_synced_before_what_was_consumed_of_it(directory):
+    order = []
+    begin_job(directory)
+    rank = Rank(directory)
+    rank.syncer.add_source("in/a", 1)
+    spools = [Spool(directory, "in/a", 1, epoch) for epoch in (1, 2)]
+    Spool(directory, "in/a", 2, 1)  # of another source
+    rank.consume(0, 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda fd: order.append(os.readlink(f"/proc/self/fd/{fd}")))
+        rank.syncer.sync()
+        assert sorted(order[:2]) == sorted(str(spool.path) for spool in spools)
+        assert len(order) == 4 and order[-1].endswith("e000001-r0000-s000.h5")
+        spools[0].path.unlink()
+        order.clear()
+        rank.consume(1, 10)
+        rank.syncer.sync()
+    assert order[0] == str(spools[1].path) and not any("spool" in path for path in order[1:])
+
+
+def test_a_spool_ends_at_the_first_number_that_it_lacks(directory):
+    spool = Spool(directory, "out", 0, 1)
+    places = {}
+    for seq in range(1, 9):
+        places[seq] = os.path.getsize(spool.path)
+        spool.append(seq, np.full(700, seq))
+    spool.close()
+    with open(spool.path, "r+b") as file:
+        file.seek(places[5] + 100)
+        file.write(bytes(50))  # a power cut took a sector of it
+    later = Spool(directory, "out", 0, 2)
+    assert later.resume(3) == 5
+    later.append(5, np.full(700, 55))
+    later.close()  # and the life after this one does not see 6 either
+    last = Spool(directory, "out", 0, 3)
+    assert last.resume(3) == 6
+    assert [int(last.read(seq)[0]) for seq in (3, 4, 5)] == [3, 4, 55]
+    assert last.kept_bytes == 5 * (places[2] - places[1])
+    assert last.resume(20) == 20  # what receivers have needs no spool
+
+
+def test_a_durable_record_syncs_what_senders_keep(directory):
+    order = []
+    begin_job(directory)
+    spool = Spool(directory, "out", 0, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fdatasync", lambda fd: order.append(os.readlink(f"/proc/self/fd/{fd}")))
+        record.create_record(directory, {"epoch": 2, "job": JOB}, durable=True)
+        assert order == [str(spool.path)]
+        record.create_record(directory, {"epoch": 3, "job": JOB})
+    assert len(order) == 1
+
+
 def test_class_process_does_not_outlive_its_kernel(directory, monkeypatch):
     make_directory(directory)
     Rank(directory).consume(0, 10)

@@ -30,7 +30,13 @@ os.execv("{mpirun}", ["{mpirun}", *sys.argv[1:]])
 
 
 def power_job(directory: Path, options: list, *arguments, cuts: bool = True, **env):
-    """A job of class power on a machine that tells what it syncs; losses show in its sums."""
+    """A stream of class power on a machine that tells what it syncs; losses show in its sums."""
+    arguments = ["--effects", directory / "effects", *arguments]
+    return power_run(directory, ["-n", 2, *options], PROGRAM, *arguments, cuts=cuts, **env)
+
+
+def power_run(directory: Path, options: list, program, *arguments, cuts: bool = True, **env):
+    """A job of class power on a machine that tells what it syncs."""
     for name in ("effects", "synced"):
         (directory / name).mkdir()
     support = ROOT / "tests" / "ledger"
@@ -45,9 +51,8 @@ def power_job(directory: Path, options: list, *arguments, cuts: bool = True, **e
         **({"POWER_CUTS": "1"} if cuts else {}),
         **env,
     }
-    options = ["-n", 2, "--stable", "power", "--mpirun", mpirun, *options]
-    arguments = ["--effects", directory / "effects", *arguments]
-    return run_job(directory, options, PROGRAM, *arguments, env=environment)
+    options = ["--stable", "power", "--mpirun", mpirun, *options]
+    return run_job(directory, options, program, *arguments, env=environment)
 
 
 @pytest.mark.parametrize("how", [["--size", 8], ["--spool", "--size", 4096]])
@@ -62,6 +67,24 @@ def test_power_cuts_lose_nothing_and_repeat_nothing(tmp_path, how):
     audit = ended.report["audit"]
     assert audit["ok"] and audit["sent"] == audit["consumed"] == 1500
     assert not [path for path in ended.ledger.iterdir() if "tmp-" in path.name]
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_what_one_receiver_durably_has_is_not_lost_for_another(tmp_path, spares):
+    """With a spare an epoch is entered in between: its record makes durable, too."""
+    program = ROOT / "tests" / "runtime" / "spool_to_two.py"
+    options = ["-n", 3, "--spares", spares, "--restarts", 2]
+    faults = ["kill:1@140msg", "kill:1@150msg", "kill:0@200msg"]
+    for fault in faults[: 2 + spares]:
+        options += ["--fault", fault]
+    ended = power_run(tmp_path, options, program, tmp_path)
+    assert ended.status == 0, ended.output
+    assert len(ended.named("recovery")) == 2 + spares
+    audit = ended.report["audit"]
+    assert audit["ok"] and audit["consumed"] == 800
+    texts = re.findall(r"^text (\d) (\w+)$", ended.output, re.MULTILINE)
+    assert sorted(rank for rank, _ in texts) == ["1", "2"]
+    assert len({text for _, text in texts}) == 1, "they have not had the same messages"
 
 
 def test_a_spare_takes_over_in_class_power(tmp_path):

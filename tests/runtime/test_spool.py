@@ -19,15 +19,15 @@ def filled(directory, count=5, epoch=1):
 def test_a_successor_reads_what_was_spooled(tmp_path):
     filled(tmp_path).close()
     later = Spool(tmp_path, "a/b", 3, 4)
-    assert later.last_seq == 5
+    assert later.resume(1) == 6
     again = later.read(4)
     assert again.dtype == np.float32 and again.shape == (2, 4) and (again == 4).all()
 
 
 def test_streams_and_sources_are_kept_apart(tmp_path):
     filled(tmp_path).close()
-    assert Spool(tmp_path, "a/b", 2, 4).last_seq == 0
-    assert Spool(tmp_path, "a", 3, 4).last_seq == 0
+    assert Spool(tmp_path, "a/b", 2, 4).resume(1) == 1
+    assert Spool(tmp_path, "a", 3, 4).resume(1) == 1
 
 
 def test_a_record_cut_short_does_not_count(tmp_path):
@@ -37,7 +37,7 @@ def test_a_record_cut_short_does_not_count(tmp_path):
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size - 3)
     later = Spool(tmp_path, "a/b", 3, 4)
-    assert later.last_seq == 4
+    assert later.resume(1) == 5
     with pytest.raises(LedgerError, match="message 5"):
         later.read(5)
 
@@ -51,7 +51,7 @@ def test_freed_space_goes_back_and_the_rest_stays_readable(tmp_path):
     assert spool._path.stat().st_blocks < before / 2
     spool.close()
     later = Spool(tmp_path, "a", 0, 2)
-    assert later.last_seq == 40
+    assert later.resume(31) == 41
     assert (later.read(31) == 31).all()
     with pytest.raises(LedgerError):
         later.read(30)
