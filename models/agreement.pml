@@ -230,7 +230,7 @@ proctype agent(byte me) {
             if
             :: crashed[me]
             :: !crashed[me] && row(RECORDING, RecordCreated) -> d_step { adopt(me, NONE) }
-            :: !crashed[me] && (row(ADOPTED, RecordCreated) || row(FENCED, RecordCreated))
+            :: !crashed[me] && row(ADOPTED, RecordCreated)
             fi
         :: members != 0 ->
             if

@@ -389,6 +389,7 @@ for _phase in (A, F):
         (_phase, Report): (answer, (_phase,)),
         (_phase, Call): (answer, (_phase,)),
         (_phase, Announce): (confirm, (_phase,)),
-        (_phase, RecordCreated): (confirm, (_phase,)),
         (_phase, RecordFound): (confirm, (_phase,)),
     }
+# Whose record won is in it, so nobody else's can have fenced that agent.
+TRANSITIONS[A, RecordCreated] = (confirm, (A,))

@@ -26,7 +26,12 @@ def test_a_model_has_the_rows_of_the_code(path, table):
 
 @needs_spin
 @pytest.mark.parametrize(
-    ("path", "sizes"), [(check.MODEL, (3, 2, 0, 0)), (check.RECOVERY, (2, 1, 0, 0))]
+    ("path", "sizes"),
+    [
+        (check.MODEL, (3, 2, 0, 0)),
+        (check.RECOVERY, (3, 1, 0, 0, 1)),
+        (check.RECOVERY, (4, 1, 0, 0, 1)),
+    ],
 )
 def test_spin_finds_nothing(path, sizes):
     found = check.verify(path.read_text(), *sizes)

@@ -25,8 +25,7 @@ def test_they_contain_what_they_should(tally):
     assert tally.faults > 3 * 2000 and tally.inside > 1500
     assert tally.recoveries > 3000 and tally.attempts > 2500
     assert tally.failed_for_a_reason < 200
-    rare = dict(seldom(tally, 1))
-    assert set(rare) <= {"agreement FENCED RecordCreated"}, rare
+    assert not seldom(tally, 1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 9, 32])
