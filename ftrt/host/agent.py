@@ -26,6 +26,7 @@ from ftrt.agree.recovery import Recovery
 from ftrt.errors import FtrtError, LedgerError
 from ftrt.host import evidence, libc
 from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory
+from ftrt.host.farewell import Farewell
 from ftrt.host.health import Health
 from ftrt.host.inject import Schedule
 from ftrt.host.shm import hold
@@ -33,7 +34,6 @@ from ftrt.host.watch import Watch
 from ftrt.host.words import mpi_directory
 from ftrt.ledger.leftovers import remove_leftovers
 from ftrt.ledger.record import create_record, latest_epoch, read_record
-from ftrt.runtime import ending
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
 
@@ -388,18 +388,14 @@ class Agent:
 
     def close(self) -> None:
         """See everybody off, by force after a grace; leave no shared memory behind."""
-        deadline = time.monotonic() + self._grace_s
         if hasattr(self, "schedule"):
             self.schedule.resume_all()
         if hasattr(self, "watch"):
-            while any(map(self._must_leave, self._everybody)) and time.monotonic() < deadline:
-                self._beat()
-                self.board.ring_all()
-                time.sleep(0.01)
-            for process in filter(self._must_leave, self._everybody):
-                self.watch.send(process, signal.SIGKILL)
+            members = self.core.membership if hasattr(self, "core") else None
+            farewell = Farewell(self.config, self.board, self.watch, members)
+            farewell.wait(self._grace_s)
             if self.board.status is Status.ENDED:
-                self._vouch()
+                farewell.vouch(self.core.epoch.counter)
         self.ledgers.discard_blanks()
         shutil.rmtree(self.directory, ignore_errors=True)
         if not any(self._lives(process) for process in self._everybody):
@@ -413,22 +409,6 @@ class Agent:
     @property
     def _everybody(self) -> range:
         return range(self.config.processes)
-
-    def _must_leave(self, process: int) -> bool:
-        """False once it is gone, or while it works on after the job's end: that is its own."""
-        rank = self.core.membership.rank_of(process) if hasattr(self, "core") else None
-        works_on = (
-            self.board.status is Status.ENDED
-            and rank is not None
-            and ending.has_reported(self.config, rank)
-        )
-        return not works_on and self.watch.alive(process)
-
-    def _vouch(self) -> None:
-        """All work was complete: say so for ranks that died before they could."""
-        for rank in self.core.membership.ranks:
-            if not ending.has_reported(self.config, rank):
-                ending.report(self.config, rank, "done")
 
 
 def _told_to_end(signum: int, frame: object) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ftrt.errors import UsageError
 from ftrt.host.shm import hold
 from ftrt.host.start import failure_before_the_board, start_agent
 from ftrt.host.words import job_directory, mpi_directory
@@ -20,6 +21,7 @@ from ftrt.launch import leftovers
 from ftrt.launch.gauge import Gauge
 from ftrt.launch.judge import Verdict, before_the_job, judge, read_ranks
 from ftrt.launch.output import Output
+from ftrt.launch.patience import AgentPatience, TailPatience
 from ftrt.launch.screen import PlainScreen, Suspicions
 from ftrt.launch.starting import Children
 from ftrt.runtime.config import Config
@@ -116,6 +118,7 @@ class Attempt:
         self._suspicions = Suspicions()
         self._gauge = Gauge(job_directory(env["FTRT_JOB"], self._number) / "board")
         self._lost_since: float | None = None
+        self._gave_up = ""
         self.output = Output(screen.out, screen.err)
         self.records: dict[int, dict[str, Any]] = {}
 
@@ -126,17 +129,8 @@ class Attempt:
         shared.mkdir(mode=0o700, exist_ok=True)
         held = hold(shared)
         self._agent = start_agent(self._config, self._env)  # it gets ready while mpirun does
-        process = subprocess.Popen(
-            self._command,
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # so that its group can be signalled without us in it
-            preexec_fn=_end_with_parent(os.getpid()),
-        )
+        self._agent_patience = AgentPatience(self._agent, self._gauge)
+        process = self._start_mpirun()
         try:
             if process.stdout is not None and process.stderr is not None:
                 self.output.follow(process.stdout, process.stderr)
@@ -155,6 +149,26 @@ class Attempt:
             return Verdict("failed", f"stopped by {signal.Signals(stop.signum).name}")
         return self._final(verdict, process.returncode)
 
+    def _start_mpirun(self) -> subprocess.Popen[str]:
+        try:
+            return subprocess.Popen(
+                self._command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # so that its group can be signalled without us in it
+                preexec_fn=_end_with_parent(os.getpid()),
+            )
+        except OSError as error:
+            leftovers.clean(self._env["FTRT_JOB"], self._directory, GRACE_S)
+            raise UsageError(
+                f"{self._command[0]} cannot be started ({error.strerror}), nothing has run; "
+                "name another mpirun with --mpirun or FTRT_MPIRUN"
+            ) from error
+
     def _follow(self, process: subprocess.Popen[str], stop: Stop) -> Verdict:
         """Return once the attempt is decided, told to stop, or without an mpirun."""
         processes = self._ranks + int(self._env["FTRT_SPARES"])
@@ -168,6 +182,10 @@ class Attempt:
                 return Verdict("failed", "stopped")
             if verdict.kind == "running" and (reason := self._reason()):
                 return Verdict("failed", reason)
+            if verdict.kind == "running":
+                self._gave_up = self._agent_patience.overdue(time.monotonic())
+                if self._gave_up:
+                    return Verdict("failed", self._gave_up)
             if verdict.kind == "running" and not self._gauge.running:
                 verdict = self._judge_start(children)
             if verdict.kind != "running":
@@ -205,7 +223,9 @@ class Attempt:
             return verdict
         if decided.kind == "error":
             return decided
-        if reason := self._reason():  # the host's agent knows best why nothing could be repaired
+        if (
+            reason := self._reason() or self._gave_up
+        ):  # the host's agent knows best why nothing could be repaired
             return Verdict("failed", reason)
         if self.records or self._began():
             return verdict
@@ -241,12 +261,22 @@ class Attempt:
         self._screen.progress(self._gauge.read(now))
 
     def _see_off(self, process: subprocess.Popen[str], stop: Stop) -> None:
-        """Let the ranks do what their program does after the job's work, for as long as it takes.
+        """Let the ranks do what their program does after the job's work, within limits.
 
-        Their work is recorded and safe; what is theirs alone ends like any program, or by a signal
-        to this launcher.
+        Their work is recorded and safe; what is theirs alone ends like any program, by a signal to
+        this launcher, or after the time-outs of a rank that works.
         """
-        while process.poll() is None and leftovers.by_file(self._directory / "pids"):
+        config = self._config
+        patience = TailPatience(config.evict_timeout_s, config.stall_timeout_s)
+        pids, ended = self._directory / "pids", set[int]()
+        while process.poll() is None and (left := leftovers.by_file(pids) - ended):
+            overdue = patience.overdue(left, time.monotonic())
+            ended.update(overdue)
+            for pid, did in overdue.items():
+                self._screen.note(
+                    f"process {pid} {did} after the job's work was done and recorded: it is ended"
+                )
+            leftovers.kill(overdue)
             if stop.signum:
                 _signal_group(process, stop.signum)
                 return

@@ -68,6 +68,11 @@ class Gauge:
         """True once the first epoch of the attempt is in force, and for ever after."""
         return self._open() and self._word(Word.STATUS) != Status.STARTING
 
+    @property
+    def agent_beat(self) -> int:
+        """What the agent counts up as it goes; -1 before there is a board."""
+        return self._word(Word.AGENT_BEAT) if self._open() else -1
+
     def read(self, now_s: float) -> Reading | None:
         """Return the state at ``now_s`` (a monotonic time), None before the job runs."""
         if not self.running:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 _SHM = Path("/dev/shm")
@@ -23,9 +24,7 @@ def clean(job: str, attempt_dir: Path, deadline_s: float = 5.0) -> int:
     while (alive := _by_environment(job) | by_file(attempt_dir / "pids")) and (
         time.monotonic() < end
     ):
-        for pid in alive:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        kill(alive)
         killed |= alive
         time.sleep(0.02)
     for path in _SHM.glob(f"ftrt-{job[:8]}-*"):
@@ -35,11 +34,28 @@ def clean(job: str, attempt_dir: Path, deadline_s: float = 5.0) -> int:
 
 def start_time(pid: int) -> str | None:
     """Return the start time of a live process as /proc shows it; None if dead or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+    fields = _stat(pid)
     return None if fields[0] in "ZX" else fields[19]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger."""
+    return _stat(pid)[0] in "Tt"
+
+
+def kill(pids: Iterable[int]) -> None:
+    """End processes that may be gone by now."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of ``/proc/PID/stat`` behind the name; those of a dead process if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X"]
 
 
 def _by_environment(job: str) -> set[int]:

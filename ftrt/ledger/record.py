@@ -187,16 +187,17 @@ def _sync_content(directory: Path, record: dict) -> None:
     try:
         for name in kept:  # before what their receivers consumed counts as durable
             with contextlib.suppress(FileNotFoundError):  # its sender has freed it just now
-                _sync(directory / name)
+                sync_path(directory / name)
         for name in sorted(names):
-            _sync(directory / name)
+            sync_path(directory / name)
         name = "."
         sync_directory(directory)
     except OSError as error:
         raise LedgerError(f"{directory / name}: cannot be synced: {error.strerror}") from error
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Make the content of a file survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fdatasync(descriptor)

@@ -14,14 +14,48 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from .. import atomics
 from ..errors import LedgerError
+from . import layout
 from .durable import SYNC_FAILED, publish_mark
 from .kept import KINDS, kept_stem
 from .log import Ledger
-from .record import sync_directory
+from .record import sync_directory, sync_path
+from .segment import Segment
 from .state import StateStore
 from .steps import step
+
+_HEAD = np.uint64(layout.CLOSED - 1)
+
+
+def sync_for(directory: Path, epoch: int, rank: int) -> None:
+    """Make durable what a rank has committed that died before :meth:`Syncer.stop`.
+
+    Raises
+    ------
+    OSError, LedgerError
+        A file cannot be read or synced.
+    """
+    directory, heads, number, count = Path(directory), [], 0, 1
+    names = []
+    while number < count:
+        segment = Segment(directory / layout.segment_name(epoch, rank, number), write=False)
+        if number == 0:
+            count = int(segment.header["control"]) & ~layout.CLOSED
+        for index in np.flatnonzero(segment.streams["head"] & _HEAD).tolist():
+            entry = segment.streams[index]
+            heads.append([number, index, int(entry["head"]) & ~layout.CLOSED, int(entry["last"])])
+        names.append(segment.path.name)
+        number += 1
+    stem = layout.ROOT_STEM.format(epoch=epoch, rank=rank)
+    states = sorted(path.name for path in directory.glob(f"{stem}-state*.h5"))
+    kept = [p.name for kind in KINDS for p in directory.glob(f"{kind}-*-r{rank:04d}-e*.bin")]
+    for name in [*kept, *states, *names]:
+        sync_path(directory / name)
+    sync_directory(directory)
+    publish_mark(directory, epoch, rank, heads, count, states)
 
 
 class HasPath(Protocol):

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from runtime_job import ROOT, run_job
 
 from ftrt.launch.mpirun import find_mpirun
+from ftrt.ledger import durable
+from ftrt.ledger.layout import unguard
 
 PROGRAM = ROOT / "tests" / "ledger" / "killed_stream.py"
 # Stands for mpirun, which begins when the machine has come back: see power/sitecustomize.py.
@@ -93,6 +95,16 @@ def test_a_spare_takes_over_in_class_power(tmp_path):
     assert ended.status == 0, ended.output
     assert ended.report["audit"]["consumed"] == 600
     assert len(ended.named("recovery")) == 2
+
+
+def test_what_a_finished_rank_leaves_undone_is_made_durable_for_it(tmp_path):
+    program = ROOT / "tests" / "runtime" / "left_behind.py"
+    ended = power_run(tmp_path, ["-n", 2], program, tmp_path, "settled", cuts=False)
+    assert ended.status == 0, ended.output
+    mark = durable.read_mark(ended.ledger, 1, 0)
+    assert [unguard(last) for _, _, head, last in mark["heads"] if head] == [12 + 1]
+    segment = str(ended.ledger / "e000001-r0000-s000.h5")
+    assert (tmp_path / "synced" / os.getxattr(segment, "user.synced").decode()).exists()
 
 
 @pytest.mark.parametrize("where, restarts, status", [("agent", 0, 3), ("rank", 1, 0)])
