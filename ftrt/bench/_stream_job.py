@@ -31,7 +31,7 @@ class Raw:
         from mpi4py import MPI
 
         self._mpi, self.comm, self.style, self.window = MPI, comm, style, window
-        self.buffers = _filled(window, size)
+        self.buffers, self._news = _filled(window, size), _filled(window, size)
         start = comm.Send_init if comm.rank == 0 else comm.Recv_init
         self._requests = [start([b, MPI.BYTE], 1 - comm.rank, 7) for b in self.buffers]
 
@@ -40,18 +40,25 @@ class Raw:
         """What the row says of it."""
         return f"{self.style}, window {self.window}"
 
-    def run(self, frames: int, reads: bool = False) -> None:
-        """Move ``frames`` messages; with ``reads`` the receiver adds up their words."""
-        reads = reads and self.comm.rank == 1
-        (self._one_by_one if self.style != "persistent groups" else self._groups)(frames, reads)
+    def run(self, frames: int, reads: bool = False, writes: bool = False) -> None:
+        """Move ``frames`` messages.
 
-    def _one_by_one(self, frames: int, reads: bool) -> None:
+        With ``reads`` the receiver adds up their words; with ``writes`` the sender fills each
+        buffer from another array before it sends it, as for a message that says something new.
+        """
+        reads, writes = reads and self.comm.rank == 1, writes and self.comm.rank == 0
+        move = self._one_by_one if self.style != "persistent groups" else self._groups
+        move(frames, reads, writes)
+
+    def _one_by_one(self, frames: int, reads: bool, writes: bool) -> None:
         buffers, window = self.buffers, self.window
         plain = self.comm.Isend if self.comm.rank == 0 else self.comm.Irecv
         persistent = self.style == "persistent"
         requests = self._requests[:]
 
         def start(slot):
+            if writes:
+                np.copyto(buffers[slot], self._news[slot])
             if persistent:
                 requests[slot].Start()
             else:
@@ -67,11 +74,18 @@ class Raw:
             if i + window < frames:
                 start(slot)
 
-    def _groups(self, frames: int, reads: bool) -> None:
+    def _groups(self, frames: int, reads: bool, writes: bool) -> None:
         half = max(1, self.window // 2)
         groups = [self._requests[:half], self._requests[half : 2 * half]]
-        for group in groups:
-            self._mpi.Prequest.Startall(group)
+
+        def start(turn):
+            if writes:
+                for slot in range(turn % 2 * half, turn % 2 * half + half):
+                    np.copyto(self.buffers[slot], self._news[slot])
+            self._mpi.Prequest.Startall(groups[turn % 2])
+
+        start(0)
+        start(1)
         rounds = max(2, -(-frames // half))
         for turn in range(rounds):
             group = groups[turn % 2]
@@ -80,7 +94,7 @@ class Raw:
                 for slot in range(half):
                     self.buffers[turn % 2 * half + slot].view(np.uint64).sum()
             if turn + 2 < rounds:
-                self._mpi.Prequest.Startall(group)
+                start(turn)
 
     def frames_moved(self, frames: int) -> int:
         """How many frames a run of ``frames`` moves: whole groups only."""
@@ -207,11 +221,12 @@ def case(rt, size: int, batch: int, frames: int) -> dict:
     ring = _best(comm, [Ring(comm, size, batch, n, sources) for n in SLOTS], short)
     publics = [Public(rt, size, batch, n, sources) for n in SLOTS]
     public = _best(comm, publics, short)
-    times: dict[str, list[float]] = {"bare": [], "reading": [], "ring": [], "public": []}
+    times: dict[str, list[float]] = {"bare": [], "reading": [], "new": [], "ring": [], "public": []}
     moved = raw.frames_moved(frames)
     for _ in range(_REPEATS):
         times["bare"].append(_timed(comm, raw.run, frames) / moved)
         times["reading"].append(_timed(comm, raw.run, frames, True) / moved)
+        times["new"].append(_timed(comm, raw.run, frames, True, True) / moved)
         times["ring"].append(_timed(comm, ring.run, frames) / frames)
         times["public"].append(_timed(comm, public.run, frames) / frames)
     for end in publics:

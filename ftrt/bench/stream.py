@@ -50,6 +50,8 @@ def rows(plane: str = "host", starts: int = 5) -> list[dict]:
             else:
                 table.append(_row(same, kind, "bare raw", _per_message(same, "bare")))
                 table.append(_row(same, kind, "raw that reads", _per_message(same, "reading")))
+                raw = _per_message(same, "new")
+                table.append(_row(same, kind, "raw that writes and reads", raw))
     return [*table, *_commit_rows([start["commits"] for start in found])]
 
 

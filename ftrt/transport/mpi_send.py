@@ -24,6 +24,7 @@ from ftrt.transport.mpi_parts import (
     wire_stream,
 )
 from ftrt.transport.ring import SendRing
+from ftrt.transport.route import NEVER
 from ftrt.transport.slots import PREFIX_BYTES, Verdict, verify
 
 
@@ -42,7 +43,7 @@ class SendMpi:
         generation: int = 0,
     ) -> None:
         self._map = PrivateRing(slots, slot_bytes, wire_stream(stream_id, generation))
-        self._ring = SendRing(self._map, stream_from=1 << 62)  # MPI reads it next, on this core
+        self._ring = SendRing(self._map, NEVER, NEVER)  # MPI reads it next, on this core
         self.slots, self.slot_bytes = slots, self._map.slot_bytes
         self._wire, self.peer, self._tag = wire, peer, tag
         self._sends: deque[Any] = deque()  # those of the frames that are not given back

@@ -13,13 +13,13 @@ import numpy as np
 
 from ftrt import atomics
 from ftrt.errors import Fenced, FtrtError, InvariantBroken, UsageError
-from ftrt.transport import layout, meta
+from ftrt.transport import layout, meta, route
 from ftrt.transport import ring_kernels as rk
 from ftrt.transport.base import Frame
 from ftrt.transport.layout import FRAME_BITS, FRAME_MASK, PAGE
 from ftrt.transport.ring_admin import flip_bits, retire_receiver, seal_sender
 from ftrt.transport.ring_heal import differs
-from ftrt.transport.slots import BATCH, FRAGMENT, MORE, PREFIX_BYTES, STREAM_FROM, Verdict
+from ftrt.transport.slots import BATCH, FRAGMENT, MORE, PREFIX_BYTES, Verdict
 
 __all__ = ["RecvRing", "RingRetired", "SendRing", "flip_bits", "retire_receiver", "seal_sender"]
 
@@ -59,10 +59,16 @@ class _Known:
 class SendRing:
     """The sender's end of a ring; made by :meth:`create`.
 
-    Payloads of ``stream_from`` bytes and more are stored past the caches: another core reads them.
+    Payloads of ``past_from`` bytes and more are stored past the caches, those of ``try_from`` bytes
+    and more where that is faster (see :mod:`ftrt.transport.route`).
     """
 
-    def __init__(self, ring: layout.RingMap, stream_from: int = STREAM_FROM) -> None:
+    def __init__(
+        self,
+        ring: layout.RingMap,
+        try_from: int = route.SMALL_BYTES,
+        past_from: int = route.LARGE_BYTES,
+    ) -> None:
         self._map = ring
         self._words = ring.words
         self._slots = ring[layout.W_SLOTS]
@@ -82,7 +88,8 @@ class SendRing:
             (rk.S_STRIDE, ring.stride_words),
             (rk.S_SLOT_BYTES, self.slot_bytes),
             (rk.S_RECORDS, self._records.ctypes.data),
-            (rk.S_PAST_CACHES, stream_from),
+            (rk.S_ROUTE + route.TRY_FROM, try_from),
+            (rk.S_ROUTE + route.PAST_FROM, past_from),
         ):
             self._state[field] = value
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from numba import njit, types
 
 from ftrt.atomics import compare_exchange, load_acquire, store_release
-from ftrt.transport import direct, entries, layout, slots
+from ftrt.transport import direct, entries, layout, route, slots
 from ftrt.transport.direct import (
     ADDRESS,
     OBJECT,
@@ -34,8 +34,9 @@ _I64, _U64 = types.int64, types.uint64
 
 # State of the sender's end.
 S_WORDS, S_LENGTH, S_SLOTS, S_STRIDE, S_SLOT_BYTES, S_SENT, S_RELEASED = range(7)
-S_IDENT, S_RECORDS, S_PAST_CACHES = range(7, 10)
-SEND_STATE = 10
+S_IDENT, S_RECORDS = range(7, 9)
+S_ROUTE = 9  # the state of :mod:`ftrt.transport.route`
+SEND_STATE = S_ROUTE + route.ROUTE
 #: Looks at a word of the other end before a process may go to sleep: some tens of microseconds.
 SPINS = 20_000
 # What the sender remembers of each frame: seq, header word 5, header word 6.
@@ -95,6 +96,9 @@ def _put(state, words, known, data, size, seq, tally, part, frame):
     number = frame if frame else state[S_SENT] + 1
     slot = (number - 1) % state[S_SLOTS]
     meta_size = known[K_META_SIZE]
+    past = False
+    if not frame:
+        past = route.past_caches(state[S_ROUTE:], size, state[S_SLOTS])
     slots.publish(
         words,
         _PAGE_WORDS + slot * state[S_STRIDE],
@@ -106,7 +110,7 @@ def _put(state, words, known, data, size, seq, tally, part, frame):
         meta_size,
         _U64(tally),
         _U64(part),
-        size >= state[S_PAST_CACHES],
+        past,
     )
     if not frame:
         record = state_at(state[S_RECORDS], state[S_SLOTS] * RECORD_WORDS)

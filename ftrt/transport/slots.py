@@ -29,8 +29,6 @@ PREFIX_BYTES = HEADER_BYTES + META_BYTES
 PREFIX_WORDS = PREFIX_BYTES // 8
 _META_WORD = HEADER_BYTES // 8
 _META_SEED = 0x4D45_5441
-#: From this size on payloads are stored past the caches, where they would not fit anyway.
-STREAM_FROM = 4 << 20
 
 BATCH = 1
 FRAGMENT = 2
