@@ -52,7 +52,7 @@ _INT = types.intp
 
 
 @njit(_U64(_WORDS, _INT, _U64), cache=True)
-def _header_check(words, at, frame):
+def header_check(words, at, frame):
     """Check over words 0 to 6; the publish word comes as an argument, it is stored last."""
     step = _U64(0x9E3779B97F4A7C15)
     key = key_of(_U64(0x48454144))
@@ -108,7 +108,7 @@ def publish(words, at, frame, ident, seq, payload, meta, meta_size, tally, part,
     words[at + 4] = total + _meta_sum(words, at, meta_size, seed)
     words[at + 5] = tally
     words[at + 6] = (_U64(meta_size) << _U64(48)) | part
-    words[at + 7] = _header_check(words, at, frame)
+    words[at + 7] = header_check(words, at, frame)
     store_release(words, at, frame)
     fence()  # whoever rings a bell next must not be seen before the frame
 
@@ -128,7 +128,7 @@ def payload_sum(meta, meta_size, payload, seed):
 @njit(_INT(_WORDS, _INT, _U64, _U64, _U64, _U64, _INT), cache=True)
 def verify_fields(words, at, frame, stream_id, min_epoch, next_seq, capacity):
     """Verdict on header words 1 to 7 as those of ``frame``, whatever the publish word says."""
-    if _header_check(words, at, frame) != words[at + 7]:
+    if header_check(words, at, frame) != words[at + 7]:
         return _TORN
     if words[at + 3] > _U64(capacity) or (words[at + 6] >> _U64(48)) > _U64(META_BYTES):
         return _TORN
