@@ -6,11 +6,12 @@ CONFIG := setup.cfg pyproject.toml
 SOURCES = $(shell find ftrt -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check sim model clean
+.PHONY: help run test test-gpu check sim model clean
 
 help:
 	@echo "make run    a rollout job that loses a worker, compared with the run without a fault"
 	@echo "make test   the tests"
+	@echo "make test-gpu  the tests that need two GPUs, with the python3 that has CuPy"
 	@echo "make sim    100,000 simulated seeds; writes docs/results/simulator.md"
 	@echo "make model  the agreement's model checked with spin"
 	@echo "make check  formatter, linter, type checker and tests"
@@ -42,6 +43,10 @@ run: .venv/.warm
 
 test: .venv/.dev .venv/.warm
 	$(BIN)/python -m pytest -q
+
+# With the Python that has CuPy and numba-cuda: a GPU host brings its own, or a venv with an extra.
+test-gpu:
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
 
 check: .venv/.dev .venv/.warm
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ import sys
 import time
 
 import ftrt
+from ftrt.errors import UsageError
 
 OPTIONAL = {"cupy", "numba_cuda", "nccl", "matplotlib", "gymnasium"}
 
@@ -20,8 +21,11 @@ def main() -> int:
             continue
         try:
             importlib.import_module(module.name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] not in OPTIONAL:
+        except (ModuleNotFoundError, UsageError) as error:
+            missing = error if isinstance(error, ImportError) else error.__cause__
+            if not isinstance(missing, ImportError):
+                raise
+            if (missing.name or "").partition(".")[0] not in OPTIONAL:
                 raise
     print(f"kernels are compiled ({time.monotonic() - start:.1f} s)")
     return 0

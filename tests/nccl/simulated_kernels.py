@@ -3,6 +3,8 @@ and by tests/gpu on a GPU's own kernels (with NUMBA_ENABLE_CUDASIM unset)."""
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,27 @@ SLOTS, SLOT_BYTES = 4, 1024
 STREAM, EPOCH = 0xABCD1234, 3
 THREADS = 8
 
-publish, verify = kernels.publish_kernel(), kernels.verify_kernel()
+publish, verify = functools.cache(kernels.publish_kernel), functools.cache(kernels.verify_kernel)
+
+
+def zeros(count: int) -> np.ndarray:
+    """Words that the kernels see, whoever runs them."""
+    if kernels.SIMULATED:
+        return np.zeros(count, np.uint64)
+    import cupy
+
+    pinned = cupy.cuda.alloc_pinned_memory(8 * max(count, 1))
+    words = np.frombuffer(pinned, np.uint64, count)
+    words[:] = 0
+    return words
+
+
+def wait() -> None:
+    """Until the kernels have ended."""
+    if not kernels.SIMULATED:
+        import cupy
+
+        cupy.cuda.runtime.deviceSynchronize()
 
 
 class Ring:
@@ -23,29 +45,31 @@ class Ring:
 
     def __init__(self) -> None:
         self.stride = wire.stride_of(SLOT_BYTES)
-        self.slots = np.zeros(SLOTS * self.stride // 8, np.uint64)
-        self.scratch = np.zeros(2 * SLOTS, np.uint64)
-        self.rows = np.zeros((SLOTS, wire.ROW_WORDS), np.uint64)
-        self.params = np.zeros(wire.PARAM_WORDS, np.uint64)
+        self.slots = zeros(SLOTS * self.stride // 8)
+        self.scratch = zeros(2 * SLOTS)
+        self.rows = zeros(SLOTS * wire.ROW_WORDS).reshape(SLOTS, wire.ROW_WORDS)
+        self.params = zeros(wire.PARAM_WORDS)
 
     def publish(self, payloads, first_frame=1, first_seq=1, part=0, parts=1, epoch=EPOCH):
-        table = np.zeros((len(payloads), wire.TABLE_WORDS), np.uint64)
+        table = zeros(len(payloads) * wire.TABLE_WORDS).reshape(-1, wire.TABLE_WORDS)
         for i, data in enumerate(payloads):
             table[i, :7] = [
                 *(data.ctypes.data, data.nbytes, first_frame + i),
                 *(epoch << 32 | STREAM, first_seq + i, 1 << 32, part),
             ]
-        publish[(parts, len(payloads)), THREADS](
+        publish()[(parts, len(payloads)), THREADS](
             self.slots.ctypes.data, self.stride, SLOTS, table.ctypes.data, self.scratch.ctypes.data
         )
+        wait()
         assert not self.scratch.any()
 
     def verify(self, frame=1, count=1, operation=5, next_seq=0, parts=1, min_epoch=0):
         self.params[:3] = operation, frame, next_seq
-        verify[(parts, count), THREADS](
+        verify()[(parts, count), THREADS](
             *(self.slots.ctypes.data, self.stride, SLOTS, SLOT_BYTES, STREAM, min_epoch),
             *(self.params.ctypes.data, self.scratch.ctypes.data, self.rows.ctypes.data),
         )
+        wait()
         assert not self.scratch.any()
         found = []
         for i in range(count):
@@ -64,7 +88,8 @@ class Ring:
 
 
 def payload(size, start=0):
-    whole = np.random.default_rng(size).integers(0, 256, size + start, dtype=np.uint8)
+    whole = zeros((size + start) // 8 + 1).view(np.uint8)[: size + start]
+    whole[:] = np.random.default_rng(size).integers(0, 256, size + start, dtype=np.uint8)
     return whole[start:]
 
 

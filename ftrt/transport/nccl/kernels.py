@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +24,17 @@ from ftrt.transport.nccl.lib import missing_extra
 from ftrt.transport.slots import Verdict
 
 try:
-    from numba import config, cuda, types
-except ImportError as error:  # pragma: no cover - numba is always there
+    import numba.cuda
+    from numba import types
+except ImportError as error:
     raise missing_extra(error) from error
+
+cuda: Any = numba.cuda  # what a kernel sees of it is not what its annotations say
 
 THREADS = 256
 #: Bytes of a slot that one block takes.
 PART_BYTES = THREADS * 8 * 8
-SIMULATED = bool(config.ENABLE_CUDASIM)
+SIMULATED = bool(getattr(numba.config, "ENABLE_CUDASIM", 0))
 _OK, _EMPTY, _STALE, _TORN, _DUPLICATE = (int(v) for v in Verdict)
 _HEAD_SEED = 0x4845_4144
 
@@ -59,10 +63,7 @@ if SIMULATED:
 else:
     from llvmlite import ir
 
-    try:
-        from numba.cuda.extending import intrinsic
-    except ImportError:
-        from numba.extending import intrinsic
+    from ftrt.atomics import intrinsic
 
     def _global(builder, address, bits):
         kind = ir.PointerType(ir.IntType(bits), addrspace=1)

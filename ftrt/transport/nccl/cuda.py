@@ -1,0 +1,251 @@
+"""One CUDA GPU, through CuPy; the kernels are compiled by numba and launched as CuPy functions.
+
+A launch of numba's own costs 36 us from Python, one of CuPy 5. All kernels take plain 64-bit
+numbers, so the machine code that numba makes is loaded and called as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ftrt.errors import FtrtError, UsageError
+from ftrt.transport.nccl import kernels
+from ftrt.transport.nccl.capabilities import cuda_mismatch
+from ftrt.transport.nccl.lib import missing_extra
+
+try:
+    import cupy
+except ImportError as _error:
+    raise missing_extra(_error) from _error
+
+_NON_BLOCKING = 1  # the legacy default stream does not wait for ours, which may park
+
+
+class GpuLost(FtrtError):
+    """The CUDA context of this process is gone: the process must be replaced."""
+
+
+class CudaMemory:
+    """Device memory of CUDA's own allocator: no pool keeps it once it was given back."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.address = cupy.cuda.runtime.malloc(size)
+        cupy.cuda.runtime.memset(self.address, 0, size)
+        cupy.cuda.runtime.deviceSynchronize()
+
+    def free(self) -> None:
+        """Give it back."""
+        address, self.address = self.address, 0
+        if address:
+            cupy.cuda.runtime.free(address)
+
+
+class CudaWords:
+    """Pinned host memory."""
+
+    def __init__(self, count: int) -> None:
+        self._pinned = cupy.cuda.alloc_pinned_memory(8 * count)
+        self.words = np.frombuffer(self._pinned, np.uint64, count)
+        self.words[:] = 0
+        self.address = int(self._pinned.ptr)
+
+
+class CudaStream:
+    """A non-blocking stream."""
+
+    def __init__(self) -> None:
+        self.cupy = cupy.cuda.Stream(non_blocking=True)
+        self.handle = int(self.cupy.ptr)
+
+
+class CudaEvent:
+    """An event without a time."""
+
+    def __init__(self, stream: Any) -> None:
+        self.cupy = cupy.cuda.Event(disable_timing=True)
+        self.cupy.record(stream)
+
+    def done(self) -> bool:
+        """Whether all before it has ended."""
+        return bool(self.cupy.done)
+
+
+class CudaGraph:
+    """A graph and its exec, which are freed when they are dropped."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def launch(self, stream: CudaStream) -> None:
+        """Launch it."""
+        self._graph.launch(stream.cupy)
+
+    def destroy(self) -> None:
+        """CuPy frees graph and exec with their last reference, which is this one."""
+        self._graph = None
+
+
+class CudaDevice:
+    """See :class:`ftrt.transport.nccl.device.Device`.
+
+    Parameters
+    ----------
+    index : int
+        CUDA device number.
+
+    Raises
+    ------
+    UsageError
+        There is no such GPU, or CuPy was built for another CUDA than the driver has.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        count = gpu_count()
+        if index >= count:
+            raise UsageError(f"GPU {index} was asked for and this host has {count}")
+        self.index = index
+        self.enter()
+        self._publish = _load(kernels.publish_kernel())
+        self._verify = _load(kernels.verify_kernel())
+
+    def enter(self) -> None:
+        """Make this the calling thread's current device."""
+        cupy.cuda.Device(self.index).use()
+
+    def memory(self, size: int) -> CudaMemory:
+        """Zeroed device memory."""
+        return CudaMemory(size)
+
+    def host_words(self, count: int) -> CudaWords:
+        """Zeroed pinned words."""
+        return CudaWords(count)
+
+    def stream(self) -> CudaStream:
+        """A new stream."""
+        return CudaStream()
+
+    def idle(self, stream: CudaStream) -> bool:
+        """Whether all work of a stream has ended."""
+        return bool(stream.cupy.done)
+
+    def mark(self, stream: CudaStream) -> CudaEvent:
+        """An event behind all work so far."""
+        return CudaEvent(stream.cupy)
+
+    def wait(self, stream: CudaStream, event: CudaEvent) -> None:
+        """Let later work of a stream wait for an event."""
+        stream.cupy.wait_event(event.cupy)
+
+    def readers(self) -> list[CudaEvent]:
+        """Events on CuPy's current stream, on torch's, and on the legacy default stream."""
+        streams = [cupy.cuda.get_current_stream()]
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            handle = torch.cuda.current_stream(self.index).cuda_stream
+            streams.append(cupy.cuda.ExternalStream(handle))
+        unique = {stream.ptr: stream for stream in streams}
+        unique.setdefault(0, cupy.cuda.Stream.null)
+        return [CudaEvent(stream) for stream in unique.values()]
+
+    def publish(self, stream: CudaStream, grid: tuple[int, int], *arguments: int) -> None:
+        """Launch the publishing kernel."""
+        self._publish(grid, (kernels.THREADS,), arguments, stream=stream.cupy)
+
+    def verify(self, stream: CudaStream, grid: tuple[int, int], *arguments: int) -> None:
+        """Launch the checking kernel."""
+        self._verify(grid, (kernels.THREADS,), arguments, stream=stream.cupy)
+
+    def poke(self, address: int, word: int) -> None:
+        """Store one word."""
+        value = ctypes.c_uint64(word)
+        cupy.cuda.runtime.memcpy(address, ctypes.addressof(value), 8, 1)
+
+    def peek(self, address: int) -> int:
+        """Read one word."""
+        value = ctypes.c_uint64()
+        cupy.cuda.runtime.memcpy(ctypes.addressof(value), address, 8, 2)
+        return value.value
+
+    def capture(self, stream: CudaStream, work: Callable[[], None]) -> CudaGraph:
+        """What ``work`` puts into a stream, as a graph."""
+        with stream.cupy:
+            stream.cupy.begin_capture(1)  # of this thread alone: others go on allocating
+            try:
+                work()
+            finally:
+                graph = stream.cupy.end_capture()
+        return CudaGraph(graph)
+
+    def contiguous(self, value: Any) -> Any:
+        """``value`` in C order; a tensor of torch and an array of numba as they are."""
+        found = value.__cuda_array_interface__
+        address = int(found["data"][0] or 0)
+        if address:
+            place = cupy.cuda.runtime.pointerGetAttributes(address)
+            if place.device != self.index:
+                raise UsageError(
+                    f"the array lies on GPU {place.device}, this rank's is {self.index}: "
+                    "copy it there first"
+                )
+        strides = found.get("strides")
+        if strides is None or 0 in found["shape"]:
+            return value
+        array = cupy.asarray(value)
+        return value if array.flags.c_contiguous else cupy.ascontiguousarray(array)
+
+    def view(self, address: int, dtype: np.dtype, shape: tuple[int, ...], owner: Any) -> Any:
+        """A CuPy array over memory that lies there; ``owner`` lives as long as it does."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = cupy.cuda.UnownedMemory(address, max(size, 1), owner, self.index)
+        pointer = cupy.cuda.MemoryPointer(memory, 0)
+        return cupy.ndarray(shape, dtype, pointer)
+
+
+def gpu_count() -> int:
+    """GPUs that this process sees.
+
+    Raises
+    ------
+    UsageError
+        There is no driver, or it is too old for these libraries.
+    """
+    try:
+        built_for = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        problem = cuda_mismatch(built_for, cupy.cuda.runtime.driverGetVersion())
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise UsageError(
+            f"the nccl plane needs a GPU and CUDA finds none ({error}): use --plane host"
+        ) from error
+    if problem:
+        raise UsageError(problem)
+    return count
+
+
+def _load(kernel: Any) -> Any:
+    """The machine code of a numba kernel with one signature, as a CuPy function."""
+    (signature,) = kernel.signatures
+    text = kernel.inspect_asm(signature)
+    name = re.search(r"\.entry\s+(\w+)\s*\(", text)
+    if name is None:
+        raise FtrtError("numba made no kernel")
+    module = cupy.cuda.function.Module()
+    module.load(text.encode())
+    return _Function(module, module.get_function(name[1]))
+
+
+class _Function:
+    """A loaded function; it lives as long as its module."""
+
+    def __init__(self, module: Any, function: Any) -> None:
+        self._module, self._function = module, function
+
+    def __call__(self, grid, block, arguments, stream) -> None:
+        self._function(grid, block, arguments, stream=stream)

@@ -1,0 +1,248 @@
+"""A GPU in plain memory: streams are threads that work in order, kernels are their CPU twins.
+
+Work that waits (a receive whose peer never sends) blocks its stream and nothing else, as on a real
+device. Nothing here is fast; it exists so that all of the plane runs where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ftrt.errors import UsageError
+from ftrt.transport.nccl import wire
+
+_handles = itertools.count(1)
+_streams: dict[int, FakeStream] = {}
+#: Graphs of this process that were not destroyed.
+live_graphs: list[FakeGraph] = []
+
+
+class FakeMemory:
+    """Device memory: its address is one of this process."""
+
+    def __init__(self, size: int) -> None:
+        self._store = np.zeros(size + 64, np.uint8)
+        self.address = -(-self._store.ctypes.data // 64) * 64
+        self.size = size
+
+    def free(self) -> None:
+        """Nothing to do: the memory goes with the last reference."""
+
+
+class FakeWords:
+    """Words that host and device see."""
+
+    def __init__(self, count: int) -> None:
+        self.words = np.zeros(count, np.uint64)
+        self.address = self.words.ctypes.data
+
+
+class FakeEvent:
+    """An event."""
+
+    def __init__(self) -> None:
+        self._flag = threading.Event()
+        self.set, self.wait = self._flag.set, self._flag.wait
+
+    def done(self) -> bool:
+        """Whether all before it has ended."""
+        return self._flag.is_set()
+
+
+class FakeStream:
+    """Work in order, in a thread that ends with the process."""
+
+    def __init__(self) -> None:
+        self.handle = next(_handles)
+        _streams[self.handle] = self
+        self._work: queue.SimpleQueue = queue.SimpleQueue()
+        self.captured: list[Callable[[], object]] | None = None
+        threading.Thread(target=self._run, daemon=True, name=f"stream-{self.handle}").start()
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Queue work, or note it while the stream is captured."""
+        if self.captured is not None:
+            self.captured.append(work)
+        else:
+            self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
+def stream_of(handle: int) -> FakeStream:
+    """The stream with a handle."""
+    return _streams[handle]
+
+
+class FakeGraph:
+    """Captured work."""
+
+    def __init__(self, work: list[Callable[[], object]]) -> None:
+        self.work = work
+        self.alive = True
+        live_graphs.append(self)
+
+    def launch(self, stream: FakeStream) -> None:
+        """Queue all of it."""
+        if not self.alive:
+            raise UsageError("a graph was launched after its end")
+        for work in self.work:
+            stream.put(work)
+
+    def destroy(self) -> None:
+        """End it."""
+        if self.alive:
+            self.alive = False
+            live_graphs.remove(self)
+
+
+class FakeArray:
+    """An array "on the device", for tests: CUDA's array interface over host memory."""
+
+    def __init__(self, array: np.ndarray, device: int = 0, base: Any = None) -> None:
+        self.array, self.device, self.base = array, device, base
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        return {**self.array.__array_interface__, "version": 3}
+
+    def __getattr__(self, name: str):
+        if name in ("dtype", "shape", "nbytes", "ndim", "size", "flags"):
+            return getattr(self.array, name)
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, index) -> FakeArray:
+        return FakeArray(self.array[index], self.device, self.base)
+
+    def copy(self) -> FakeArray:
+        """A copy on the device."""
+        return FakeArray(self.array.copy(), self.device)
+
+    def view(self) -> FakeArray:
+        """Another array over the same memory."""
+        return FakeArray(self.array, self.device, self)
+
+    def get(self) -> np.ndarray:
+        """A copy on the host, as CuPy's."""
+        return self.array.copy()
+
+
+class FakeDevice:
+    """See :class:`ftrt.transport.nccl.device.Device`."""
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+
+    def enter(self) -> None:
+        """Every thread may use it."""
+
+    def memory(self, size: int) -> FakeMemory:
+        """Zeroed memory."""
+        return FakeMemory(size)
+
+    def host_words(self, count: int) -> FakeWords:
+        """Zeroed words."""
+        return FakeWords(count)
+
+    def stream(self) -> FakeStream:
+        """A new stream."""
+        return FakeStream()
+
+    def idle(self, stream: FakeStream) -> bool:
+        """Whether the stream has nothing left to do."""
+        event = self.mark(stream)
+        return event.wait(0.001)
+
+    def mark(self, stream: FakeStream) -> FakeEvent:
+        """An event behind all work so far."""
+        event = FakeEvent()
+        stream.put(event.set)
+        return event
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        """Let later work wait."""
+        stream.put(event.wait)
+
+    def readers(self) -> list[FakeEvent]:
+        """Nothing of the application is ever queued here."""
+        return []
+
+    def publish(self, stream: FakeStream, grid: tuple[int, int], *arguments: int) -> None:
+        """The CPU's way to write slots."""
+        slots, stride, count, table, _ = arguments
+
+        def work() -> None:
+            words = (ctypes.c_int64 * (grid[1] * wire.TABLE_WORDS)).from_address(table)
+            for i in range(grid[1]):
+                source, size, frame, ident, seq, tally, part = words[8 * i : 8 * i + 7]
+                base = slots + (frame - 1) % count * stride
+                padded = wire.wire_bytes(size) - wire.HEADER_BYTES
+                wire.publish_slot(base, source, size, frame, ident, seq, tally, part, padded)
+
+        stream.put(work)
+
+    def verify(self, stream: FakeStream, grid: tuple[int, int], *arguments: int) -> None:
+        """The CPU's way to check slots."""
+        slots, stride, count, capacity, stream_id, min_epoch, params, _, rows = arguments
+
+        def work() -> None:
+            operation, frame, next_seq = (ctypes.c_int64 * 3).from_address(params)
+            for i in range(grid[1]):
+                slot = (frame + i - 1) % count
+                base, row = slots + slot * stride, rows + 64 * slot
+                verdict = wire.verify_slot(
+                    base, frame + i, stream_id, min_epoch, next_seq, capacity
+                )
+                ctypes.memmove(row + 8, base + 8, 56)
+                ctypes.c_uint64.from_address(base).value = 0
+                ctypes.c_uint64.from_address(row).value = (operation + i) << 3 | verdict
+
+        stream.put(work)
+
+    def poke(self, address: int, word: int) -> None:
+        """Store one word."""
+        ctypes.c_uint64.from_address(address).value = word
+
+    def peek(self, address: int) -> int:
+        """Read one word."""
+        return ctypes.c_uint64.from_address(address).value
+
+    def capture(self, stream: FakeStream, work: Callable[[], None]) -> FakeGraph:
+        """Note what work puts into a stream."""
+        stream.captured = []
+        try:
+            work()
+            return FakeGraph(stream.captured)
+        finally:
+            stream.captured = None
+
+    def contiguous(self, value: Any) -> Any:
+        """``value`` in C order, on this device."""
+        if isinstance(value, FakeArray):
+            if value.device != self.index:
+                raise UsageError(
+                    f"the array lies on device {value.device}, this rank's is {self.index}: "
+                    "copy it there first"
+                )
+            if not value.array.flags.c_contiguous:
+                return FakeArray(np.ascontiguousarray(value.array), value.device)
+        return value
+
+    def view(self, address: int, dtype: np.dtype, shape: tuple[int, ...], owner: Any) -> FakeArray:
+        """An array over memory that lies there."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        store: Any = (ctypes.c_uint8 * size).from_address(address) if size else b""
+        array = np.frombuffer(store, np.uint8).view(dtype).reshape(shape)
+        return FakeArray(array, self.index, owner)

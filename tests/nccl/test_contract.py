@@ -1,0 +1,23 @@
+"""The fake library keeps to the contract between two processes, in which real ranks die."""
+
+import nccl_cases as cases
+import pytest
+
+
+@pytest.fixture(scope="module")
+def living(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("contract")
+    names = [case.__name__ for case in cases.ALIVE]
+    return cases.run("fake", directory, names, limit_s=60), directory
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in cases.ALIVE])
+def test_between_the_living(living, case):
+    found, directory = living
+    cases.verdict(found, case, (0, 1), directory)
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in cases.DEADLY])
+def test_after_a_death(tmp_path, case):
+    found = cases.run("fake", tmp_path, [case], limit_s=30)
+    cases.verdict(found, case, (0,), tmp_path)
