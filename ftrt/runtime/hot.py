@@ -57,15 +57,7 @@ class Recorder:
 
     def record(self, seq: int, count: int, dropped: bool = False) -> None:
         """Commit ``count`` numbers from ``seq`` on; LedgerClosed if the epoch has ended."""
-        usual = (
-            self.log._cursor is self._cursor
-            and not self._faults
-            and self.counts
-            and commit.append is _COMPILED
-        )
-        if (usual or self.direct) and (
-            _record_directly(self.entry, seq, count, dropped) == commit.DONE
-        ):
+        if self.direct and _record_directly(self.entry, seq, count, dropped) == commit.DONE:
             return
         self.log.append(seq, count, dropped)
         if self.counts:
