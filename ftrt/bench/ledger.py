@@ -1,4 +1,7 @@
-"""What a commit costs beside a plain store of the same bytes into a mapped file."""
+"""What a commit costs beside a plain store of the same bytes into a mapped file, and its space.
+
+For space and loading, raw is an array with one 8-byte number for each message.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import uuid
 
 import numpy as np
 
+from ftrt.errors import InvariantBroken
 from ftrt.ledger.log import CONSUMED, Ledger
 from ftrt.ledger.pool import LedgerPool
-from ftrt.ledger.seal import RankCloser
+from ftrt.ledger.seal import RankCloser, consumed_so_far
 
 _LOOP = 20_000
 _BATCH = 1_000_000
+#: Messages whose space and loading are measured; each of the worst order has a run of its own.
+_IN_ORDER, _WORST = 100_000_000, 10_000_000
 
 
 def rows(seconds_budget: float = 5.0) -> list[dict]:
@@ -35,10 +41,12 @@ def rows(seconds_budget: float = 5.0) -> list[dict]:
             ("batch in order", _BATCH, "ns/message", bench.raw_batch, bench.batch_in_order),
             ("end a rank's ledger", 4, "us", bench.raw_close, bench.close),
         ]
-        return [
+        found = [
             _row(what, size, unit, raw, ours, seconds_budget / len(kinds))
             for what, size, unit, raw, ours in kinds
         ]
+        orders = ("in order", _IN_ORDER, False), ("worst order", _WORST, True)
+        return found + [row for order in orders for row in bench.space(*order)]
 
 
 def _row(what, size, unit, raw, ours, seconds) -> dict:
@@ -49,15 +57,19 @@ def _row(what, size, unit, raw, ours, seconds) -> dict:
         pairs.append((raw(), ours()))
     plain, full = np.array(pairs).T
     low, middle, high = np.percentile(plain, [25, 50, 75])
-    found = float(np.median(full))
+    spread = float((high - low) / 2 / middle)
+    return _entry(what, size, unit, float(middle), float(np.median(full)), spread)
+
+
+def _entry(what, size, unit, raw: float, ours: float, spread: float) -> dict:
     return {
         "what": what,
         "size": size,
         "unit": unit,
-        "raw": float(middle),
-        "ftrt": found,
-        "ratio": found / float(middle),
-        "spread": float((high - low) / 2 / middle),
+        "raw": raw,
+        "ftrt": ours,
+        "ratio": ours / raw,
+        "spread": spread,
     }
 
 
@@ -66,12 +78,12 @@ class _Bench:
 
     def __init__(self, directory):
         self._directory = directory
-        self._pool, self._epoch = LedgerPool(directory, pages=64), 0
+        self._pool, self._epoch = LedgerPool(directory), 0
         self._map = mmap.mmap(-1, 1 << 20)
         self._target = np.frombuffer(self._map, np.uint64)
         self._seqs = np.arange(1, _BATCH + 1, dtype=np.uint64)
 
-    def _stream(self, count: int = 1):
+    def _stream(self, count: int = 1, warm: bool = True):
         self._epoch += 1
         ledger = Ledger.open(
             self._pool,
@@ -83,7 +95,8 @@ class _Bench:
         )
         for source in range(count):
             log = ledger.stream(CONSUMED, "bench", source, 0)
-            log.append(1_000_000_000)
+            if warm:
+                log.append(1_000_000_000)
         return log
 
     def _discard(self) -> None:
@@ -126,6 +139,40 @@ class _Bench:
         taken = (time.perf_counter_ns() - start) / _BATCH
         self._discard()
         return taken
+
+    def space(self, order: str, count: int, worst: bool) -> list[dict]:
+        """Bytes that ``count`` messages take on the disk, and how long reading them takes."""
+        log = self._stream(warm=False)
+        half = np.uint64(count // 2)
+        for first in range(1, count + 1, _BATCH):
+            seqs = self._seqs + np.uint64(first - 1)
+            if worst:  # from two places in turn: no number follows the one before it
+                low = self._seqs[: _BATCH // 2] + np.uint64(first // 2)
+                seqs = np.stack([low, low + half], 1).ravel()
+            log.append_seqs(seqs)
+        files = [path.stat() for path in self._pool.directory.glob("e*.h5")]
+        size = sum(file.st_blocks * 512 for file in files) / count
+        plain = np.arange(count)
+        self._load(count, plain)
+        pairs = np.array([self._load(count, plain) for _ in range(3)])
+        raw, ours = np.median(pairs, axis=0)
+        spread = float(np.ptp(pairs[:, 0]) / 2 / raw)
+        self._discard()
+        return [
+            _entry(f"space {order}", count, "bytes/message", 8.0, size, 0.0),
+            _entry(f"load {order}", count, "s", float(raw), float(ours), spread),
+        ]
+
+    def _load(self, count: int, plain: np.ndarray) -> tuple[float, float]:
+        start = time.perf_counter()
+        total = int(plain.max()) + 1
+        middle = time.perf_counter()
+        runs = consumed_so_far(self._directory, self._epoch, 0)["bench", 0, 0]
+        loaded = int(runs[:, 1].sum())
+        taken = time.perf_counter() - middle
+        if loaded != count or total != count:
+            raise InvariantBroken(f"{loaded} of {count} messages were read back")
+        return middle - start, taken
 
     def raw_close(self) -> float:
         start = time.perf_counter_ns()
