@@ -18,6 +18,7 @@ import numpy as np
 from ftrt.errors import PeerFailed, UsageError
 
 _TAGS_GUARANTEED = 32767
+_TAGS = _TAGS_GUARANTEED + 1
 
 
 class World:
@@ -50,22 +51,28 @@ class World:
         local.Free()
         return size
 
-    def member_comm(self, processes: list[int], epoch: int):
+    def member_comm(self, processes: list[int], epoch: int, survivors=None):
         """Communicator of ``processes`` (world ranks, in logical order); collective over them.
 
-        ``MPI_Comm_create_group`` involves only its members, so it works beside dead outsiders the
-        first time; where it does not any more, the world is shrunk and split (ULFM).
+        When this returns every one of them has it. After a death in the world it is made from
+        ``survivors``, which :meth:`shrink` gave; from the world itself it fails or hangs then.
         """
-        group = self.comm.Get_group().Incl(processes)
-        try:
-            comm = self.comm.Create_group(group, tag=epoch)
-        except self._mpi.Exception:
-            survivors = self._mpi.Intracomm(self.comm.Shrink())
-            comm = survivors.Create_group(
-                self._mpi.Group.Incl(self.comm.Get_group(), processes), tag=epoch
-            )
+        parent = self.comm if survivors is None else survivors
+        comm = parent.Create_group(self.comm.Get_group().Incl(processes), tag=epoch % _TAGS)
+        comm.Set_errhandler(self._mpi.ERRORS_RETURN)
+        comm.Barrier()
+        return comm
+
+    def shrink(self):
+        """Communicator of the living processes; collective over all of them."""
+        comm = self.comm.Shrink()
         comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         return comm
+
+    def revoke(self, comm) -> None:
+        """End all calls on ``comm``, at all of its members; each of them must have it by now."""
+        with contextlib.suppress(self._mpi.Exception):
+            comm.Revoke()
 
 
 class Wire:

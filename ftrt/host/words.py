@@ -50,6 +50,7 @@ class Word(enum.IntEnum):
     AGENT_PID = 6
     AGENT_BEAT = 7
     RECOVERING = 8
+    SHRINK = 9  # rounds in which MPI's world was shrunk (32 bits), the epoch of the last (32)
 
 
 class Field(enum.IntEnum):

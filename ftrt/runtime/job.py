@@ -23,6 +23,7 @@ from ftrt.host.start import failure_before_the_board, start_agent
 from ftrt.ledger.record import read_record
 from ftrt.runtime.config import Config
 from ftrt.runtime.events import reason_of_failure
+from ftrt.runtime.members import Survivors
 from ftrt.transport.mpi_plane import MpiPlane
 
 _SPINS = 40
@@ -53,6 +54,7 @@ class Job:
         self.board: Board = wait_for_board(
             self.directory / "board", config.init_timeout_s, lambda: _look_for(agent, config)
         )
+        self.survivors = Survivors(self.world, self.board)
         self._register()
         self.epoch = 0
         self.rank = -1
@@ -97,6 +99,7 @@ class Job:
             if self.board.status in (Status.ENDED, Status.FAILED):
                 raise JobEnded
             self._check_agent()
+            self.survivors.catch_up_later()
             if not words[field]:
                 self.board.sleep(self.process, bell, 0.25)
         self.rank = int(words[field]) - 1

@@ -38,6 +38,7 @@ from ftrt.runtime.digests import Digests
 from ftrt.runtime.events import EventLog
 from ftrt.runtime.faults import Injector
 from ftrt.runtime.job import Job, JobEnded
+from ftrt.runtime.members import MemberComm
 from ftrt.runtime.receiver import Receiver
 from ftrt.runtime.rehearse import Rehearsal
 from ftrt.runtime.sender import SLOT_BYTES, SLOTS, Sender
@@ -90,7 +91,7 @@ class Runtime:
         self._ends: set[tuple[str, str, str]] = set()
         self._receivers: list[Receiver] = []
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
-        self._comm: tuple[int, Any] | None = None
+        self._members = MemberComm(self.job, self.size)
         self._pool = LedgerPool(config.ledger)
         self._syncer: Syncer | None = None
         if config.stable == "power":
@@ -173,11 +174,22 @@ class Runtime:
 
     @property
     def comm(self):
-        """mpi4py communicator of the members in logical order; collective at first use."""
-        if self._comm is None or self._comm[0] != self.epoch:
-            order = [self.job.processes[rank] for rank in range(self.size)]
-            self._comm = (self.epoch, self.job.world.member_comm(order, self.epoch))
-        return self._comm[1]
+        """mpi4py communicator of the members in logical order; collective at first use.
+
+        When its epoch ends it is revoked: every call on it returns or raises an MPI exception at
+        all members. Ask for ``rt.comm`` again then; it is that of the next epoch, and what was
+        done on the old one may be complete at some members only.
+
+        Raises
+        ------
+        PeerFailed
+            Somebody died while it was made; ask again.
+        DeadlineExceeded
+            Some member did not ask for it.
+        """
+        if self.job.moved_on:
+            self.advance()
+        return self._members.get()
 
     # -- streams -----------------------------------------------------------------------------
 

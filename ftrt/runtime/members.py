@@ -1,0 +1,146 @@
+"""The application's communicator: made anew in each epoch, and revoked when its epoch ends.
+
+After a death MPI makes a communicator only from one without dead members. ``MPI_Comm_shrink`` of
+the world gives that, and takes all living processes, idle spares too. They go through it in
+*rounds*, which the board counts, so that the calls of all match, whoever missed an epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ftrt import atomics
+from ftrt.errors import FtrtError, PeerFailed
+from ftrt.host.board import Board, Status, Word
+from ftrt.ledger.record import read_record
+from ftrt.mpi import World
+
+_MADE_WITHIN_S = 30.0
+_LOOK_EVERY_S = 0.005
+_EPOCH_BITS = 32
+_EPOCH_MASK = (1 << _EPOCH_BITS) - 1
+
+
+class Survivors:
+    """The living processes of the world, as of the last round of shrinking."""
+
+    def __init__(self, world: World, board: Board):
+        self._world, self._board = world, board
+        self._done = 0
+        self._comm: Any = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, epoch: int) -> None:
+        """Ask everybody for a round in ``epoch``, unless somebody has."""
+        words, at = self._board.words, int(Word.SHRINK)
+        while (word := atomics.load(words, at)) & _EPOCH_MASK < epoch:
+            atomics.swap_if(words, at, word, ((word >> _EPOCH_BITS) + 1) << _EPOCH_BITS | epoch)
+        self._board.ring_all()
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is a round that this process has not gone through."""
+        return self._done < atomics.load(self._board.words, int(Word.SHRINK)) >> _EPOCH_BITS
+
+    def catch_up(self) -> Any:
+        """Go through all rounds; the communicator of the last one."""
+        with self._lock:
+            while self.behind:
+                self._comm = self._world.shrink()
+                self._done += 1
+            return self._comm
+
+    def catch_up_later(self) -> None:
+        """:meth:`catch_up` in a thread: a process that is about to be promoted cannot wait."""
+        if self.behind and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self.catch_up, name="ftrt-shrink", daemon=True)
+            self._thread.start()
+
+
+class MemberComm:
+    """The communicator of the members in logical order, one for each epoch.
+
+    Parameters
+    ----------
+    job : ftrt.runtime.job.Job
+    size : int
+        Number of ranks.
+    """
+
+    def __init__(self, job: Any, size: int):
+        self._job, self._size = job, size
+        self._made: tuple[int, Any] | None = None
+
+    def get(self) -> Any:
+        """That of the epoch that the job is in; collective over its members at first use.
+
+        Raises
+        ------
+        PeerFailed
+            The epoch ended while it was made.
+        DeadlineExceeded
+            Not all members asked for it in time.
+        """
+        job = self._job
+        if self._made is None or self._made[0] != job.epoch:
+            order = [job.processes[rank] for rank in range(self._size)]
+            comm = self._make(job.epoch, order)
+            self._made = job.epoch, comm
+            self._in_thread(functools.partial(self._guard, job.epoch, comm))
+        return self._made[1]
+
+    def _make(self, epoch: int, order: list[int]) -> Any:
+        """Make it in a thread: no call of MPI ends by itself if somebody dies in it."""
+        job, found = self._job, []
+
+        def work() -> None:
+            try:
+                survivors = None
+                if self._somebody_died():
+                    job.survivors.ask(epoch)
+                    survivors = job.survivors.catch_up()
+                found.append(job.world.member_comm(order, epoch, survivors))
+            except Exception as error:  # MPI's, of whatever class: told by the waiting thread
+                found.append(error)
+            job.board.ring_bell(job.process)
+
+        self._in_thread(work)
+        what = f"the communicator of epoch {epoch} (all ranks have to call rt.comm)"
+        job.wait(lambda: found or job.moved_on, what, _MADE_WITHIN_S)
+        if not found or isinstance(found[0], Exception):
+            why = f" ({found[0]})" if found else ""
+            raise PeerFailed(
+                f"rank {job.rank}: epoch {epoch} ended while its communicator was made{why}: "
+                "call rt.comm again"
+            )
+        return found[0]
+
+    def _somebody_died(self) -> bool:
+        """Whether an epoch of this attempt ended before; its processes are a world of their own."""
+        config, record = self._job.config, self._job.record
+        if not record["parent"]:
+            return False
+        return read_record(config.ledger, record["parent"])["attempt"] == config.attempt
+
+    def _guard(self, epoch: int, comm: Any) -> None:
+        """Revoke it once its epoch is over or the attempt has failed: all calls on it end then.
+
+        By now all members have it, so that it may be revoked.
+        """
+        job = self._job
+        with contextlib.suppress(FtrtError):
+            while job.board.epoch == epoch and job.board.status is not Status.ENDED:
+                job.check()
+                time.sleep(_LOOK_EVERY_S)
+        if job.board.status is not Status.ENDED:
+            job.world.revoke(comm)
+
+    @staticmethod
+    def _in_thread(work: Callable[[], None]) -> None:
+        threading.Thread(target=work, name="ftrt-comm", daemon=True).start()
