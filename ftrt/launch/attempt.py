@@ -226,7 +226,7 @@ class Attempt:
         if (
             reason := self._reason() or self._gave_up
         ):  # the host's agent knows best why nothing could be repaired
-            return Verdict("failed", reason)
+            return Verdict("failed", self._left_because() or reason)
         if self.records or self._began():
             return verdict
         if shown := self.output.tracebacks.shown:
@@ -252,6 +252,15 @@ class Attempt:
         for event in self._events.seen:
             if event.get("event") == "failed" and event.get("attempt") == self._number:
                 return str(event.get("reason") or "no reason was recorded")
+        return ""
+
+    def _left_because(self) -> str:
+        """What a rank said that the agent saw die, empty if all died without a word."""
+        mine = [e for e in self._events.seen if e.get("attempt") == self._number]
+        died = {event.get("rank") for event in mine if event.get("event") == "died"}
+        for rank, record in sorted(self.records.items()):
+            if rank in died and record.get("status") == "failed" and record.get("reason"):
+                return f"rank {rank}: {str(record['reason']).removeprefix(f'rank {rank}: ')}"
         return ""
 
     def _show_events(self) -> None:

@@ -20,6 +20,7 @@ from ftrt.launch.faults import Fault, validate
 from ftrt.launch.judge import Verdict
 from ftrt.launch.mpirun import check_ulfm, command, environment, find_mpirun
 from ftrt.launch.screen import PlainScreen, make_screen
+from ftrt.ledger.reserve import make_reserve
 
 EXIT_OK, EXIT_PROGRAM, EXIT_USAGE, EXIT_IMPOSSIBLE = 0, 1, 2, 3
 
@@ -130,11 +131,25 @@ class _Job:
             if verdict.kind == "error":
                 return self._end(EXIT_PROGRAM, verdict)
             if attempt <= self._options.restarts:
+                if full := self._unusable():
+                    verdict = Verdict("failed", f"{verdict.reason}; it cannot go on: {full}")
+                    break
                 self._screen.note(f"attempt {attempt} failed ({verdict.reason}); restarting")
         return self._end(EXIT_IMPOSSIBLE, verdict)
 
+    def _unusable(self) -> str:
+        """Why the ledger's directory cannot take another attempt, empty if it can."""
+        from ftrt.ledger.record import check_directory
+
+        try:
+            check_directory(self._directory, stable=self._options.stable)
+        except LedgerError as error:
+            return str(error)
+        return ""
+
     def _attempt(self, number: int, stop: Stop) -> Verdict:
         options = self._options
+        make_reserve(self._directory / "run")
         settings = self._settings(number)
         processes = options.ranks + options.spares
         shared = str(mpi_directory(self.report.job))

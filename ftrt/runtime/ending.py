@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from ftrt import mpi
 from ftrt.errors import Fenced, FtrtError
+from ftrt.ledger.reserve import with_room
 from ftrt.runtime.config import Config
 
 
@@ -29,7 +30,7 @@ def report(config: Config, rank: int, status: str, reason: str = "", trace: str 
     path = _path(config, rank)
     record = {"rank": rank, "status": status, "reason": reason, "traceback": trace}
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(record))
+    with_room(config.ledger / "run", lambda: temporary.write_text(json.dumps(record)))
     os.replace(temporary, path)
 
 

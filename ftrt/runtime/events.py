@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
 from pathlib import Path
+
+from ftrt.ledger.reserve import with_room
 
 
 class EventLog:
@@ -13,7 +16,7 @@ class EventLog:
 
     def __init__(self, directory: Path, attempt: int):
         directory.mkdir(parents=True, exist_ok=True)
-        self._attempt = attempt
+        self._directory, self._attempt = directory, attempt
         self._descriptor = os.open(
             directory / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
         )
@@ -34,7 +37,8 @@ class EventLog:
         """Append what waits."""
         lines, self._later = self._later, []
         for line in lines:
-            os.write(self._descriptor, (json.dumps(line) + "\n").encode())
+            text = (json.dumps(line) + "\n").encode()
+            with_room(self._directory, functools.partial(os.write, self._descriptor, text))
 
 
 def _attempt_start(path: Path) -> float:
