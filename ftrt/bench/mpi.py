@@ -17,6 +17,11 @@ from ftrt.errors import UsageError
 SIZES = ((16, 1024, 1 << 19), (65536, 1, 2048), (1 << 20, 1, 160))
 RAW_WINDOWS = (8, 32)
 OUR_SLOTS = 16
+_YARDSTICKS = {
+    "bare": "raw bare",
+    "reads": "raw whose consumer reads",
+    "new": "raw of new messages that are read",
+}
 STARTS = 3
 # Open MPI's shared-memory transports are off as well: both sides go over TCP.
 FLAGS = ["--oversubscribe", "--bind-to", "none", "--with-ft", "ulfm", "--mca", "pml", "ob1"]
@@ -58,17 +63,25 @@ def _row(runs: tuple[dict, ...]) -> dict:
     }
 
 
-def _raw(comm, size: int, frames: int, window: int, reads: bool) -> None:
-    buffers = np.zeros((window, size), np.uint8)
-    act = comm.Isend if comm.rank == 0 else comm.Irecv
-    requests = [act(buffers[i], 1 - comm.rank, 1) for i in range(min(window, frames))]
+def _raw(comm, size: int, frames: int, window: int, kind: str) -> None:
+    """Move frames; a message that is ``new`` was filled just before, all but ``bare`` are read."""
+    buffers, news = np.zeros((window, size), np.uint8), np.ones((window, size), np.uint8)
+    reads, writes = kind != "bare", kind == "new" and comm.rank == 0
+    begin = comm.Isend if comm.rank == 0 else comm.Irecv
+
+    def act(slot: int):
+        if writes:
+            np.copyto(buffers[slot], news[slot])
+        return begin(buffers[slot], 1 - comm.rank, 1)
+
+    requests = [act(i) for i in range(min(window, frames))]
     for i in range(frames):
         slot = i % window
         requests[slot].Wait()
         if comm.rank and reads:
             buffers[slot].view(np.uint64).sum()
         if i + window < frames:
-            requests[slot] = act(buffers[slot], 1 - comm.rank, 1)
+            requests[slot] = act(slot)
 
 
 def _ours(end, sends: bool, size: int, batch: int, frames: int, start: int) -> None:
@@ -104,11 +117,11 @@ def _measure(world, case: int, repeats: int) -> dict[str, list[float]]:
     tag = TAGS * (case + 1)
     end = kind(world.wire, 1 - world.rank, tag, slots=OUR_SLOTS, slot_bytes=size * batch)
     frames = messages // batch
-    times: dict[str, list[float]] = {"bare": [], "reads": [], "ours": []}
+    times: dict[str, list[float]] = {"bare": [], "reads": [], "new": [], "ours": []}
     for repeat in range(repeats):
-        for name in ("bare", "reads"):
+        for name in ("bare", "reads", "new"):
             raws = [
-                _timed(comm, _raw, comm, size * batch, frames, window, name == "reads")
+                _timed(comm, _raw, comm, size * batch, frames, window, name)
                 for window in RAW_WINDOWS
             ]
             times[name].append(min(raws) / messages * 1e6)
@@ -125,7 +138,7 @@ def main(budget_s: float) -> None:
     repeats = max(3, min(15, int(budget_s)))
     for case, (size, batch, _) in enumerate(SIZES):
         times = _measure(world, case, repeats)
-        for name, raw in (("bare", "raw bare"), ("reads", "raw whose consumer reads")):
+        for name, raw in _YARDSTICKS.items():
             what = f"over MPI, shared memory off, {raw}"
             what += f", batches of {batch}" if batch > 1 else ""
             cases.append({"what": what, "size": size, "raw": times[name], "ours": times["ours"]})
