@@ -1,13 +1,14 @@
-"""Faults that the agent inflicts: those with a time, and those inside a recovery."""
+"""Faults with a time and inside a recovery: the agent inflicts them, or asks the rank to."""
 
 from __future__ import annotations
 
 import signal
 import time
 
-from ftrt.runtime.faults import fire_once
+from ftrt.host.board import Field
+from ftrt.runtime.faults import BY_THE_RANK, fire_once, has_fired
 
-_SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "exit": signal.SIGKILL}
+_SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
 
 
 class Schedule:
@@ -18,6 +19,7 @@ class Schedule:
         self._start = time.monotonic()
         self._faults = list(enumerate(config.faults))
         self._resume: list[tuple[float, int]] = []
+        self._asked: list[tuple[int, dict]] = []
 
     def tick(self) -> None:
         """Fire what is due."""
@@ -29,6 +31,7 @@ class Schedule:
             if fault["when_kind"] == "seconds" and fault["when"] <= elapsed:
                 self._faults.remove((index, fault))
                 self._fire(index, fault)
+        self._ask()
 
     def resume_all(self) -> None:
         """Let go on who is paused: nobody will look at the clock any more."""
@@ -44,15 +47,35 @@ class Schedule:
                 self._fire(index, fault)
 
     def _fire(self, index: int, fault: dict) -> None:
+        if fault["kind"] in BY_THE_RANK:
+            self._asked.append((index, fault))
+            self._ask()
+            return
         if not fire_once(self._config.ledger, index):
             return
-        process = self._agent.core.membership.process_of(fault["rank"])
+        process = self._process_of(fault)
         self._agent.events.write(
             "fault", kind=fault["kind"], rank=fault["rank"], spec=fault["spec"]
         )
+        self._agent.watch.send(process, _SIGNALS[fault["kind"]])
         if fault["kind"] == "stop":
-            self._agent.watch.send(process, signal.SIGSTOP)
             elapsed = time.monotonic() - self._start
             self._resume.append((elapsed + fault["duration_s"], process))
-        elif fault["kind"] in _SIGNALS:
-            self._agent.watch.send(process, _SIGNALS[fault["kind"]])
+
+    def _ask(self) -> None:
+        """Have ranks do what only they can, one thing at a time, until it is done.
+
+        Whoever dies before has not done it: its successor is asked.
+        """
+        board = self._agent.board
+        self._asked = [a for a in self._asked if not has_fired(self._config.ledger, a[0])]
+        for index, fault in list(self._asked):
+            process = self._process_of(fault)
+            if not board.get(process, Field.FAULT_DUE):
+                board.put(process, Field.FAULT_DUE, index + 1)
+                board.ring_bell(process)
+                self._asked.remove((index, fault))
+                self._asked.append((index, fault))  # one that must wait holds up no other
+
+    def _process_of(self, fault: dict) -> int:
+        return self._agent.core.membership.process_of(fault["rank"])

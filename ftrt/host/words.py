@@ -67,6 +67,7 @@ class Field(enum.IntEnum):
     PROGRESS = 8
     STALL_LIMIT_MS = 9
     CANDIDATE = 10
+    FAULT_DUE = 11  # 0, or 1 + number of the fault that it is to inflict on itself
     MUTEX = 16
 
 

@@ -1,4 +1,8 @@
-"""Faults that a rank inflicts on itself at an exact message count (``--fault kill:1@200msg``)."""
+"""Faults that a rank inflicts on itself.
+
+All kinds at an exact message count (``--fault kill:1@200msg``); those that nobody else can inflict
+also at a time or inside a recovery, when the agent asks for them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,23 @@ import signal
 import time
 from collections.abc import Callable
 
+from ftrt.host.board import Field, Phase
+
+#: Kinds that only the rank itself can carry out, whatever their WHEN: at its next call into ftrt.
+BY_THE_RANK = ("exit", "abort", "corrupt", "hang")
+
 
 class Injector:
-    """Fires the message-counted faults of one logical rank, each once per job."""
+    """Fires the faults that are one logical rank's own to inflict, each once per job."""
 
-    def __init__(self, job, rank: int, note: Callable[..., None]):
-        self._job, self._rank, self._note = job, rank, note
+    def __init__(self, job, rank: int, note: Callable[..., None], can: Callable[[str], bool]):
+        self._job, self._rank, self._note, self._can = job, rank, note, can
         #: Faults still to come; one list for the life of the process.
         self.pending = [
             (index, fault)
             for index, fault in enumerate(job.config.faults)
-            if fault["rank"] == rank and fault["when_kind"] == "messages"
+            if fault["rank"] == rank
+            and (fault["when_kind"] == "messages" or fault["kind"] in BY_THE_RANK)
         ]
 
     @property
@@ -27,27 +37,55 @@ class Injector:
 
     def reached(self, total: int) -> list[dict]:
         """Fire what is due at ``total`` messages; returns faults that the runtime carries out."""
-        due = [entry for entry in self.pending if total >= entry[1]["when"]]
+        counted = [entry for entry in self.pending if entry[1]["when_kind"] == "messages"]
+        return self._fire([entry for entry in counted if total >= entry[1]["when"]]) + self.asked()
+
+    def asked(self) -> list[dict]:
+        """Fire what the agent asks for; returns faults that the runtime carries out."""
+        board, me = self._job.board, self._job.process
+        number = board.get(me, Field.FAULT_DUE)
+        if not number:
+            return []
+        board.put(me, Field.FAULT_DUE, 0)
+        return self._fire([entry for entry in self.pending if entry[0] == number - 1])
+
+    def _fire(self, due: list[tuple[int, dict]]) -> list[dict]:
         left = []
         for index, fault in due:
+            if not self._can(fault["kind"]):
+                continue
             self.pending.remove((index, fault))
-            if self._fire_once(index):
-                self._note("fault", kind=fault["kind"], rank=self._rank, spec=fault["spec"])
-                if not strike_self(fault):
-                    left.append(fault)
+            if not fire_once(self._job.config.ledger, index):
+                continue
+            self._note("fault", kind=fault["kind"], rank=self._rank, spec=fault["spec"])
+            if fault["kind"] == "hang" and self._phase == Phase.WAITING:
+                # It is the application that hangs: one that waits inside ftrt does not.
+                self._job.board.put(self._job.process, Field.PHASE, Phase.RUNNING)
+            if not strike_self(fault):
+                left.append(fault)
         return left
 
-    def _fire_once(self, index: int) -> bool:
-        return fire_once(self._job.config.ledger, index)
+    @property
+    def _phase(self) -> int:
+        return self._job.board.get(self._job.process, Field.PHASE)
 
 
 def fire_once(ledger, index: int) -> bool:
     """True for the first call with ``index`` in the life of the job, restarts included."""
     try:
-        os.close(os.open(ledger / "run" / f"fault-{index}.fired", os.O_CREAT | os.O_EXCL))
+        os.close(os.open(_mark(ledger, index), os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return False
     return True
+
+
+def has_fired(ledger, index: int) -> bool:
+    """Whether a fault was carried out in the life of the job."""
+    return _mark(ledger, index).exists()
+
+
+def _mark(ledger, index: int):
+    return ledger / "run" / f"fault-{index}.fired"
 
 
 def strike_self(fault: dict) -> bool:

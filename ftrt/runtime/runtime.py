@@ -103,7 +103,7 @@ class Runtime:
         )
         first = config.attempt == 1 and self.since_epoch == 1
         self.role = Role.INITIAL if first else Role.RECOVERED
-        self._injector = Injector(self.job, self.rank, self.note)
+        self._injector = Injector(self.job, self.rank, self.note, self._can_inflict)
 
     def _await_assignment(self) -> None:
         """Become a rank; a process that is not wanted as one ends here."""
@@ -387,6 +387,17 @@ class Runtime:
             for fault in self._injector.reached(total):
                 self._carry_out(fault)
 
+    def _strike(self) -> None:
+        """Inject what the agent asks for."""
+        if self._injector.active:
+            for fault in self._injector.asked():
+                self._carry_out(fault)
+
+    def _can_inflict(self, kind: str) -> bool:
+        """Whether there is something for a fault to hit yet; else it waits."""
+        ends: dict[str, list] = {"corrupt": self._receivers, "abort": self._senders}
+        return bool(ends.get(kind, True))
+
     def _carry_out(self, fault: dict) -> None:
         if fault["kind"] == "corrupt":
             for receiver in self._receivers:
@@ -415,6 +426,7 @@ class Runtime:
     def _serve(self) -> None:
         if self._syncer is not None:
             self._syncer.check()
+        self._strike()
         for sender in self._senders:
             if sender.nacked():
                 sender.heal()
@@ -428,6 +440,7 @@ class Runtime:
 
     def advance(self) -> None:
         """Move to the epoch in force: our ledger of the old one is closed."""
+        self._strike()
         self._await_epoch_after(self.epoch)
         while not self._enter_epoch():
             self._await_epoch_after(self.epoch)

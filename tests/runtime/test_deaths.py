@@ -96,6 +96,16 @@ def test_a_pause_is_suspected_and_forgiven(tmp_path):
     assert not ended.named("recovery")
 
 
+def test_what_only_the_rank_can_inflict_comes_at_a_time_and_in_a_recovery_too(tmp_path):
+    faults = ["corrupt:1@200ms", "abort:0@300ms", "hang:1@500ms", "exit:0@recovery"]
+    options = ["--stall-timeout-s", 1]
+    ended = stream_job(tmp_path, faults, spares=2, options=options, arguments=["--delay-us", 5000])
+    assert [e["kind"] for e in ended.named("fault")] == ["corrupt", "abort", "hang", "exit"]
+    assert ended.named("damaged") and ended.named("aborted")
+    died = {entry["rank"]: entry["by"] for entry in ended.named("died")}
+    assert died == {1: "no progress for 1 s", 0: "mutex"}
+
+
 def test_a_hang_is_replaced(tmp_path):
     ended = stream_job(tmp_path, ["hang:1@50msg"], options=["--stall-timeout-s", 1])
     (recovery,) = ended.named("recovery")
