@@ -37,8 +37,13 @@ class EventLog:
         """Append what waits."""
         lines, self._later = self._later, []
         for line in lines:
-            text = (json.dumps(line) + "\n").encode()
-            with_room(self._directory, functools.partial(os.write, self._descriptor, text))
+            self._append((json.dumps(line) + "\n").encode())
+
+    def _append(self, text: bytes) -> None:
+        """Write it whole: a disk that is about to be full takes a part and then refuses."""
+        while text:
+            write = functools.partial(os.write, self._descriptor, text)
+            text = text[with_room(self._directory, write) :]
 
 
 def _attempt_start(path: Path) -> float:
@@ -57,8 +62,13 @@ def _attempt_start(path: Path) -> float:
 def recorded_failure(directory: Path, attempt: int) -> str | None:
     """Why the host's agent says that ``attempt`` cannot go on, if it does."""
     path = directory / "events.jsonl"
-    for line in reversed(path.read_text().splitlines() if path.exists() else []):
-        event = json.loads(line)
+    for line in reversed(path.read_bytes().splitlines() if path.exists() else []):
+        try:
+            event = json.loads(line)
+        except ValueError:  # half of it, by a process that died or that is writing it now
+            continue
+        if not isinstance(event, dict):
+            continue
         if event.get("event") == "failed" and event.get("attempt") == attempt:
             return str(event["reason"])
     return None
