@@ -339,6 +339,12 @@ class Receiver:
 
     def _commit(self, message: Message, effects: dict, dropped: bool = False) -> None:
         seq, count = message.seq, message.count
+        if message.array is None:
+            raise UsageError(
+                f"rank {self._runtime.rank}: message {seq} of stream {self.stream!r} from rank "
+                f"{self.source} was consumed or dropped already: a message has one effect, so put "
+                "all of it into one `with message.consume()` block; nothing was applied now"
+            )
         while True:
             try:
                 if effects:

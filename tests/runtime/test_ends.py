@@ -35,8 +35,16 @@ TWICE = """
                 print("refused:", error)
     else:
         ends = rt.receiver("s", source=0)
-        with ends.receive().consume():
+        message = ends.receive()
+        with message.consume():
             pass
+        for again in (lambda: message.consume().__exit__(None, None, None), message.drop):
+            try:
+                again()
+            except UsageError as error:
+                assert "consumed or dropped already" in str(error)
+            else:
+                raise AssertionError("a message took effect twice")
         try:
             rt.receiver("s", source=0)
         except UsageError as error:
