@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ftrt.errors import LedgerError
-from ftrt.ledger.kept import SPOOL, kept_stem
+from ftrt.ledger.kept import SPOOL, kept_files, kept_path
 from ftrt.ledger.steps import step
 
 _HEADER = struct.Struct("<QQIIQI4x")
@@ -40,15 +40,14 @@ class Spool:
     """Payloads of one ``(stream, source)``; readable by later incarnations of the source."""
 
     def __init__(self, directory: Path, stream: str, source: int, since_epoch: int):
-        prefix = kept_stem(SPOOL, stream, source)
         self._index: dict[int, tuple[int, int]] = {}
         self._sizes: dict[int, int] = {}
         self._kept_bytes = 0
-        paths = sorted(directory.glob(f"{prefix}-e*.bin"))
+        paths = kept_files(directory, SPOOL, stream, source)
         self._earlier = {path: os.open(path, os.O_RDWR) for path in paths}
         for descriptor in self._earlier.values():
             self._scan(descriptor)
-        path = directory / f"{prefix}-e{since_epoch:06d}-{os.getpid()}.bin"
+        path = kept_path(directory, SPOOL, stream, source, since_epoch, os.getpid())
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._end = os.fstat(self._file).st_size

@@ -20,7 +20,7 @@ from .. import atomics
 from ..errors import LedgerError
 from . import layout
 from .durable import SYNC_FAILED, publish_mark
-from .kept import KINDS, kept_stem
+from .kept import KINDS, kept_files
 from .log import Ledger
 from .record import sync_directory, sync_path
 from .segment import Segment
@@ -36,7 +36,7 @@ def sync_for(directory: Path, epoch: int, rank: int) -> None:
     Raises
     ------
     OSError, LedgerError
-        A file cannot be read or synced.
+        A file cannot be read or synced, or could not be by the rank itself.
     """
     directory, heads, number, count = Path(directory), [], 0, 1
     names = []
@@ -44,6 +44,9 @@ def sync_for(directory: Path, epoch: int, rank: int) -> None:
         segment = Segment(directory / layout.segment_name(epoch, rank, number), write=False)
         if number == 0:
             count = int(segment.header["control"]) & ~layout.CLOSED
+            if int(segment.header["owned"]) == SYNC_FAILED:
+                # The kernel tells a failed write once: a sync now would succeed over what is lost.
+                raise LedgerError(f"{segment.path}: could not be synced before")
         for index in np.flatnonzero(segment.streams["head"] & _HEAD).tolist():
             entry = segment.streams[index]
             heads.append([number, index, int(entry["head"]) & ~layout.CLOSED, int(entry["last"])])
@@ -168,9 +171,9 @@ class Syncer:
 
     def _sync_sources(self) -> list[bool]:
         """Sync the files of all lives of our sources."""
-        stems = [kept_stem(kind, *of) for of in self._sources for kind in KINDS]
         new = []
-        for path in (path for stem in stems for path in self._directory.glob(f"{stem}-e*.bin")):
+        files = (kept_files(self._directory, kind, *of) for of in self._sources for kind in KINDS)
+        for path in (path for paths in files for path in paths):
             with contextlib.suppress(FileNotFoundError):  # its sender has freed it just now
                 new.append(self._sync_file(path))
         return new

@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit, types
 
 from ftrt.errors import LedgerError
-from ftrt.ledger.kept import DIGESTS, kept_stem
+from ftrt.ledger.kept import DIGESTS, kept_files, kept_path
 from ftrt.ledger.spool import give_back
 from ftrt.transport import meta
 from ftrt.transport.checksum import checksum
@@ -86,9 +86,8 @@ class Digests:
     """Digests of one ``(stream, source)``; readable by later lives of the source."""
 
     def __init__(self, directory: Path, stream: str, source: int, since_epoch: int):
-        prefix = kept_stem(DIGESTS, stream, source)
-        self._path = directory / f"{prefix}-e{since_epoch:06d}-{os.getpid()}.bin"
-        paths = sorted(directory.glob(f"{prefix}-e*.bin"), reverse=True)
+        self._path = kept_path(directory, DIGESTS, stream, source, since_epoch, os.getpid())
+        paths = reversed(kept_files(directory, DIGESTS, stream, source))
         self._earlier = [(path, os.open(path, os.O_RDWR)) for path in paths if path != self._path]
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         self._freed = 0

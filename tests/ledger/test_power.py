@@ -20,7 +20,7 @@ from ftrt.ledger import audit, durable, record, seal, state
 from ftrt.ledger.log import CONSUMED, Ledger
 from ftrt.ledger.pool import LedgerPool
 from ftrt.ledger.spool import Spool
-from ftrt.ledger.sync import Syncer
+from ftrt.ledger.sync import Syncer, sync_for
 
 
 @pytest.fixture
@@ -150,6 +150,9 @@ def test_a_sync_that_fails_is_final(directory, monkeypatch):
         with pytest.raises(LedgerError, match="Input/output error"):
             call()
     assert len(calls) == 1
+    # The kernel tells it once: a sync of the same file by anybody else would succeed now.
+    with pytest.raises(LedgerError, match="could not be synced"):
+        sync_for(directory, 1, 0)
     with pytest.raises(LedgerError, match="could not be synced"):
         seal.RankCloser(directory, 1, 0, attempt=1).close()
     assert ended(directory) == ([2, 0], {"seen": [2, 0], "array": pytest.approx(np.full(10, 2.0))})

@@ -7,6 +7,7 @@ import pytest
 
 from ftrt.errors import LedgerError
 from ftrt.ledger.spool import Spool
+from ftrt.runtime.digests import Digests
 
 
 def filled(directory, count=5, epoch=1):
@@ -28,6 +29,22 @@ def test_streams_and_sources_are_kept_apart(tmp_path):
     filled(tmp_path).close()
     assert Spool(tmp_path, "a/b", 2, 4).resume(1) == 1
     assert Spool(tmp_path, "a", 3, 4).resume(1) == 1
+
+
+@pytest.mark.parametrize("kind", [Spool, Digests])
+def test_a_name_that_goes_on_like_a_file_name_is_another_stream(tmp_path, kind):
+    # Both files begin with what a search for stream "a" would look for.
+    for name in ("a-r0003-e000001", "a-r0003-e000001-7.bin"):
+        other = kind(tmp_path, name, 3, 1)
+        if kind is Spool:
+            other.append(1, np.arange(3))
+        else:
+            other.keep(1, np.zeros((1, 3)))
+    names = {path.name for path in tmp_path.iterdir()}
+    mine = kind(tmp_path, "a", 3, 2)
+    assert mine.resume(1) == 1 if kind is Spool else mine.find(1) is None
+    mine.free(10)
+    assert names < {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_record_cut_short_does_not_count(tmp_path):
