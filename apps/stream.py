@@ -96,7 +96,7 @@ def send(rt, targets, options):
     """Send all messages that nobody has yet."""
 
     def replay(seq):
-        return make(seq, rt.rank, options)
+        return rt.to_plane(make(seq, rt.rank, options))
 
     # Small messages of a batch share a slot.
     slot_bytes = max(64, options.size, min(options.size * options.batch, 64 * 1024))
@@ -107,7 +107,8 @@ def send(rt, targets, options):
             if options.batch == 1:
                 out.send(replay(seq))
             else:
-                out.send_batch(np.stack([replay(seq + extra) for extra in range(count)]))
+                rows = [make(seq + extra, rt.rank, options) for extra in range(count)]
+                out.send_batch(rt.to_plane(np.stack(rows)))
             if options.delay_us:
                 time.sleep(options.delay_us * 1e-6)
 
@@ -129,7 +130,8 @@ def receive(rt, sources, options):
                     continue
                 effects.begin(message.stream, source, message.seq)
                 with message.consume() as effect:
-                    sums[source] = effect[f"sums{source}"] = added(sums[source], message.array)
+                    array = rt.to_host(message.array)
+                    sums[source] = effect[f"sums{source}"] = added(sums[source], array)
                 effects.committed(message.stream, source, message.seq)
                 done += 1
                 rt.progress(done, options.messages * len(sources))

@@ -62,6 +62,20 @@ def main() -> None:
     help="The failure that an acknowledged effect survives.",
 )
 @click.option(
+    "--plane",
+    type=click.Choice(["host", "nccl"]),
+    default="host",
+    show_default=True,
+    help="What carries the data: host memory and MPI, or NCCL between GPUs.",
+)
+@click.option(
+    "--standby",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Connected NCCL communicators kept ready for each future peer; 0 for none.",
+)
+@click.option(
     "--ledger", metavar="DIR", help="Where the ledger is kept; a new folder here by default."
 )
 @click.option(

@@ -42,10 +42,14 @@ class Membership:
     members : tuple of (rank, process), sorted by rank
     spares : tuple of int, sorted
         Processes without a rank.
+    places : tuple of (process, place)
+        Where processes are, if no two members may be in one place (NCCL refuses two ranks of a
+        communicator on one GPU). Empty: anybody may replace anybody.
     """
 
     members: tuple[tuple[int, int], ...]
     spares: tuple[int, ...] = ()
+    places: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     _by_rank: dict[int, int] = field(init=False, repr=False, compare=False)
     _by_process: dict[int, int] = field(init=False, repr=False, compare=False)
 
@@ -61,9 +65,13 @@ class Membership:
         object.__setattr__(self, "_by_process", by_process)
 
     @classmethod
-    def initial(cls, ranks: int, spares: int = 0) -> Membership:
-        """Process i acts for rank i; the processes after them are spares."""
-        return cls(tuple((i, i) for i in range(ranks)), tuple(range(ranks, ranks + spares)))
+    def initial(cls, ranks: int, spares: int = 0, places: Collection[int] = ()) -> Membership:
+        """Process i acts for rank i; the processes after them are spares.
+
+        ``places`` has one for each process, or none.
+        """
+        members = tuple((i, i) for i in range(ranks))
+        return cls(members, tuple(range(ranks, ranks + spares)), tuple(enumerate(places)))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -85,7 +93,8 @@ class Membership:
 
     def replaced(self, promotions: Mapping[int, int], spares: Collection[int]) -> Membership:
         """Return the membership after rank -> process `promotions`, with these spares left."""
-        return Membership(tuple({**self._by_rank, **promotions}.items()), tuple(spares))
+        members = tuple({**self._by_rank, **promotions}.items())
+        return Membership(members, tuple(spares), self.places)
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,9 @@ def plan_members(
 ) -> Decision:
     """Decide who acts next: hot spares, the lowest process index to the lowest dead rank.
 
+    Where members have places of their own, each lost rank gets a spare whose place is free, if
+    there is a choice that serves all.
+
     Parameters
     ----------
     membership : Membership
@@ -133,10 +145,36 @@ def plan_members(
     if len(spares) < len(lost):
         reason = _hopeless(membership, lost, len(spares))
         return Decision(Outcome.FAILED, membership, (), reason)
-    promotions = tuple(zip(lost, spares, strict=False))
-    after = membership.replaced(dict(promotions), spares[len(lost) :])
+    chosen = _matched(membership, lost, spares)
+    if chosen is None:
+        ranks = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
+        reason = (
+            f"{ranks} of {len(membership.members)} died and the spares that are left share GPUs "
+            "with other ranks: start with one spare for each rank, or with --restarts 1 to go on "
+            "from the ledger"
+        )
+        return Decision(Outcome.FAILED, membership, (), reason)
+    promotions = tuple(zip(lost, chosen, strict=True))
+    after = membership.replaced(dict(promotions), [p for p in spares if p not in chosen])
     takes = ", ".join(f"process {p} takes over rank {r}" for r, p in promotions)
     return Decision(Outcome.CONTINUED, after, promotions, takes or "nobody needs a replacement")
+
+
+def _matched(membership: Membership, lost: list[int], spares: list[int]) -> list[int] | None:
+    """A spare for each lost rank, no two members in one place; None if there is no such choice.
+
+    Whom a place serves does not depend on the rank: so the first spare in each free place will do.
+    """
+    if not membership.places:
+        return spares[: len(lost)]
+    places = dict(membership.places)
+    taken = {places[p] for r, p in membership.members if r not in lost}
+    chosen: list[int] = []
+    for spare in spares:
+        if len(chosen) < len(lost) and places[spare] not in taken:
+            taken.add(places[spare])
+            chosen.append(spare)
+    return chosen if len(chosen) == len(lost) else None
 
 
 def _hopeless(membership: Membership, lost: list[int], left: int) -> str:

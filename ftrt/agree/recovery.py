@@ -96,6 +96,12 @@ class Recovery:
         Ranks that are known to be complete.
     """
 
+    def who_takes_over(self, rank: int) -> tuple[int, ...]:
+        """The spare that would take ``rank`` over if it were lost now, if there is one."""
+        lost = self.now.acting.process_of(rank)
+        plan = plan_members(self.now.acting, self.now.dead | {lost}, self.now.finished)
+        return tuple(process for taken, process in plan.promotions if taken == rank)
+
     def __init__(
         self,
         epoch: EpochId,
@@ -343,7 +349,7 @@ def found(now: Situation, event: ev.RecordFound) -> Step:
     if event.epoch.job != expected.job or event.epoch.counter != expected.counter:
         raise InvariantBroken(f"the record of epoch {event.epoch} is no successor of {now.epoch}")
     attempt = (now.target or now.epoch).attempt
-    theirs = Membership(event.members, event.spares)
+    theirs = Membership(event.members, event.spares, now.acting.places)
     if event.epoch.attempt < attempt:
         return _overtake(now, event, theirs)
     kept = {process for _, process in theirs.members} & (now.acting.processes - now.dead)

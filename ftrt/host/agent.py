@@ -36,6 +36,7 @@ from ftrt.ledger.leftovers import remove_leftovers
 from ftrt.ledger.record import create_record, latest_epoch, read_record
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
+from ftrt.transport.nccl.placement import gpu_of
 
 _TICK_MS = 5
 _GRACE_S = 5.0
@@ -46,6 +47,13 @@ _REFRESH_S = 0.05
 
 class LauncherGone(FtrtError):
     """Nobody is left who follows the attempt: it ends at once."""
+
+
+def places_of(config: Config) -> list[int]:
+    """The GPU of each process where that decides who can replace whom, else nothing."""
+    if config.plane != "nccl":
+        return []
+    return [gpu_of(process, config.ranks, config.gpus) for process in range(config.processes)]
 
 
 class Agent:
@@ -90,7 +98,7 @@ class Agent:
         self.health = Health(config, self.board, self.watch, self.events)
         self.schedule = Schedule(config, self)
         self._times = {"detect": time.perf_counter()}
-        members = Membership.initial(config.ranks, config.spares)
+        members = Membership.initial(config.ranks, config.spares, places_of(config))
         if last is None:
             self._first_epoch(members)
         else:
@@ -200,8 +208,10 @@ class Agent:
 
     def _rouse_spare(self, rank: int | None) -> None:
         """Wake the spare that will probably take over, so that it is warm when it is told to."""
-        spares = [p for p in self.core.membership.spares if p not in self.core.now.dead]
-        if rank is None or not spares:
+        if rank is None:
+            return
+        spares = self.core.who_takes_over(rank)
+        if not spares:
             return
         last = self.board.get(spares[0], Field.CANDIDATE)
         times = ((last >> 32) + 1) << 32  # a spare that was woken for the same rank wakes again

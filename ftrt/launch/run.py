@@ -17,6 +17,8 @@ from ftrt.host.shm import sweep
 from ftrt.host.words import MAX_RANKS, mpi_directory
 from ftrt.launch.attempt import Attempt, Events, Stop
 from ftrt.launch.faults import Fault, validate
+from ftrt.launch.gpus import check as check_gpus
+from ftrt.launch.gpus import lines as gpu_lines
 from ftrt.launch.judge import Verdict
 from ftrt.launch.mpirun import check_ulfm, command, environment, find_mpirun
 from ftrt.launch.screen import PlainScreen, make_screen
@@ -35,6 +37,8 @@ class Options:
     spares: int = 0
     restarts: int = 0
     stable: str = "process"
+    plane: str = "host"
+    standby: int = 1
     ledger: str | None = None
     faults: Sequence[Fault] = ()
     seed: int = 0
@@ -85,6 +89,7 @@ def run_job(
         The ledger's directory is unusable; nothing was started.
     """
     _check(options)
+    gpus = check_gpus(options.ranks, options.standby) if options.plane == "nccl" else 0
     mpirun = find_mpirun(options.mpirun)
     check_ulfm(mpirun)
     sweep()
@@ -94,7 +99,10 @@ def run_job(
         ranks, spares = _plural(options.ranks, "rank"), _plural(options.spares, "spare")
         shown.note(f"job {job[:8]}, {ranks}, {spares}")
         shown.note(f"ledger {directory}")
-        runner = _Job(options, mpirun, job, directory, audit or _audit, shown)
+        if options.plane == "nccl":
+            for line in gpu_lines(options.ranks, options.spares, gpus, options.standby):
+                shown.note(line)
+        runner = _Job(options, mpirun, job, directory, audit or _audit, shown, gpus)
         report = runner.run(stop)
     if options.json_file:
         Path(options.json_file).write_text(json.dumps(asdict(report), indent=2) + "\n")
@@ -112,6 +120,7 @@ class _Job:
         directory: Path,
         audit: Callable[[Path], dict[str, Any]],
         screen: PlainScreen,
+        gpus: int = 0,
     ) -> None:
         self._options = options
         self._mpirun = mpirun
@@ -119,6 +128,7 @@ class _Job:
         self._screen = screen
         self._directory = directory
         self._events = Events(directory / "run" / "events.jsonl")
+        self._gpus = gpus
         self.report = Report(EXIT_IMPOSSIBLE, job, str(directory))
 
     def run(self, stop: Stop) -> Report:
@@ -180,12 +190,18 @@ class _Job:
             "FTRT_RANKS": str(options.ranks),
             "FTRT_SPARES": str(options.spares),
             "FTRT_STABLE": options.stable,
+            "FTRT_PLANE": options.plane,
+            "FTRT_STANDBY": str(options.standby),
+            "FTRT_GPUS": str(self._gpus),
             # The same list in every attempt: the job keeps book of the ones that have happened.
             "FTRT_FAULTS": json.dumps([asdict(fault) for fault in options.faults]),
             "FTRT_SEED": str(options.seed),
         }
         if "FTRT_SHM" in os.environ:
             settings["FTRT_SHM"] = os.environ["FTRT_SHM"]
+        for name in ("FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS"):
+            if name in os.environ:
+                settings[name] = os.environ[name]
         if interval := os.environ.get("FTRT_SYNC_INTERVAL_S"):
             settings["FTRT_SYNC_INTERVAL_S"] = interval
         if options.stall_timeout_s is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import UsageError
+from ftrt.transport.nccl.placement import check as check_gpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +21,14 @@ class Config:
     ----------
     shm : bool
         Streams go through shared memory; False (``FTRT_SHM=0``): over MPI, and MPI over TCP.
+    plane : str
+        ``"host"`` or ``"nccl"``, which moves arrays between GPUs.
+    nccl_path : str
+        See :class:`ftrt.transport.nccl.plane.NcclPlane`.
+    standby : int
+        Connected communicators kept ready for each process that may become a peer; 0 for none.
+    gpus : int
+        GPUs that the ranks share out among themselves (plane nccl).
     launched : bool
         ``ftrt run`` started the job and tells how it ends; otherwise the ranks do so themselves.
     launcher_pid : int or None
@@ -37,6 +46,10 @@ class Config:
     faults: tuple[dict, ...] = ()
     seed: int = 0
     shm: bool = True
+    plane: str = "host"
+    nccl_path: str = "graph"
+    standby: int = 1
+    gpus: int = 0
     stall_timeout_s: float = 600.0
     suspect_timeout_s: float = 0.1
     evict_timeout_s: float = 5.0
@@ -70,6 +83,10 @@ class Config:
                 "stable": environment.get("FTRT_STABLE", "process"),
                 "faults": tuple(json.loads(environment.get("FTRT_FAULTS", "[]"))),
                 "seed": int(environment.get("FTRT_SEED", "0") or 0),
+                "plane": environment.get("FTRT_PLANE") or "host",
+                "nccl_path": environment.get("FTRT_NCCL_PATH") or "graph",
+                "standby": int(environment.get("FTRT_STANDBY") or 1),
+                "gpus": int(environment.get("FTRT_GPUS") or 0),
                 "shm": _switch("FTRT_SHM", environment.get("FTRT_SHM") or "1"),
                 "launched": environment.get("FTRT_LAUNCHER", "run") == "run",
                 "launcher_pid": _number(environment.get("FTRT_LAUNCHER_PID")),
@@ -99,6 +116,12 @@ class Config:
                 f"stability class {self.stable!r} is not in this version: use --stable process or "
                 "--stable power"
             )
+        if self.plane not in ("host", "nccl"):
+            raise UsageError(f"there is no plane {self.plane!r}: use --plane host or --plane nccl")
+        if self.plane == "nccl":
+            check_gpus(self.ranks, self.gpus)
+        if not 0 <= self.standby <= 8:
+            raise UsageError(f"standby={self.standby}: 0 to 8 communicators for each peer")
         if self.suspect_timeout_s >= self.evict_timeout_s:
             raise UsageError(
                 f"suspect time-out {self.suspect_timeout_s:g} s must be below "

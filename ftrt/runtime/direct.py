@@ -100,6 +100,10 @@ def _create(processes: int) -> dict[str, str]:
         "FTRT_RANKS": str(processes - spares),
         "FTRT_SPARES": str(spares),
     }
+    if os.environ.get("FTRT_PLANE") == "nccl":
+        from ftrt.transport.nccl.placement import count_gpus
+
+        settings["FTRT_GPUS"] = str(count_gpus(processes - spares))
     Config.from_environment({**os.environ, **settings})  # what is wrong is told before we create
     check_directory(directory, job, stable=os.environ.get("FTRT_STABLE", "process"))
     handle = lock_directory(directory)

@@ -11,6 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +25,12 @@ from ftrt.ledger.record import read_record
 from ftrt.runtime.config import Config
 from ftrt.runtime.events import reason_of_failure
 from ftrt.runtime.members import Survivors
+from ftrt.transport.arrays import HostArrays
 from ftrt.transport.mpi_plane import MpiPlane
 
 _SPINS = 40
+# A GPU rings no bell either, and what it does takes microseconds.
+_SPINS_NCCL = 400
 _LONGEST_SLEEP_S = 0.05
 # No bell rings for a message of MPI: whoever waits for one looks again after this time.
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 2e-5, 2e-4
@@ -45,7 +49,9 @@ class Job:
     def __init__(self, config: Config):
         self.config = config
         self.directory = job_directory(config.job, config.attempt)
-        self.world = mpi.connect(config.processes, data_over_mpi=not config.shm)
+        self.world = mpi.connect(
+            config.processes, data_over_mpi=config.plane == "host" and not config.shm
+        )
         # The launcher has started the agent already.
         agent = None
         if self.world.rank == 0 and not config.launched:
@@ -55,14 +61,14 @@ class Job:
             self.directory / "board", config.init_timeout_s, lambda: _look_for(agent, config)
         )
         self.survivors = Survivors(self.world, self.board)
+        self.processes: dict[int, int] = {}
+        self.plane = self._make_plane()
+        self.arrays: Any = HostArrays if config.plane == "host" else self.plane.device
+        self._spins = _SPINS if config.plane == "host" else _SPINS_NCCL
         self._register()
         self.epoch = 0
         self.rank = -1
         self.record: dict = {}
-        self.processes: dict[int, int] = {}
-        self.plane: MpiPlane | None = None
-        if self.world.wire is not None:
-            self.plane = MpiPlane(self.world.wire, lambda rank: self.processes.get(rank))
         self._agent_beat = (0, time.monotonic())
         self._agent_descriptor = _open_process(int(self.board.words[Word.AGENT_PID]))
         self._epoch_index = int(Word.EPOCH)
@@ -70,6 +76,34 @@ class Job:
         self._sleeping = self.board.index(self.process, Field.SLEEPING)
         self._phase = self.board.index(self.process, Field.PHASE)
         self._progress = self.board.index(self.process, Field.PROGRESS)
+
+    def _make_plane(self) -> Any:
+        """What carries streams between processes, None where they share memory."""
+        config = self.config
+        if config.plane == "nccl":
+            from ftrt.transport.nccl.plane import plane_of
+
+            return plane_of(
+                self.directory,
+                self.process,
+                self._process_of,
+                ranks=config.ranks,
+                spares=config.spares,
+                gpus=config.gpus,
+                standby=config.standby,
+                path=config.nccl_path,
+            )
+        if self.world.wire is not None:
+            return MpiPlane(self.world.wire, self._process_of)
+        return None
+
+    def _process_of(self, rank: int) -> int | None:
+        return self.processes.get(rank)
+
+    def close_plane(self) -> None:
+        """End the communicators of this process, within seconds."""
+        if self.config.plane == "nccl":
+            self.plane.close()
 
     def _register(self) -> None:
         board, me = self.board, self.process
@@ -139,7 +173,7 @@ class Job:
         ``ready`` is called again whenever this rank's bell was rung. Raises
         :class:`DeadlineExceeded` after ``timeout_s`` (default: the configured call time-out).
         """
-        for _ in range(_SPINS):
+        for _ in range(self._spins):
             value = ready()
             if value:
                 return value

@@ -74,8 +74,9 @@ class Replayed:
     kept_bytes = 0
     overhead = 0
 
-    def __init__(self, replay: Callable[[int], np.ndarray], digests: Digests | None, name: str):
+    def __init__(self, replay: Callable, digests: Digests | None, name: str, arrays: Any):
         self._replay, self._digests, self._name = replay, digests, name
+        self._arrays = arrays
         self.keeps = digests is not None
         self._last = self._freed = 0
 
@@ -90,7 +91,7 @@ class Replayed:
     def keep_rows(self, first: int, rows: np.ndarray) -> None:
         """:meth:`keep` for the rows of an array."""
         if self._digests is not None:
-            self._digests.keep(first, rows)
+            self._digests.keep(first, self._arrays.download(rows))
             self._last = first + len(rows) - 1
             self.kept_bytes = DIGEST_BYTES * (self._last - self._freed)
 
@@ -102,10 +103,11 @@ class Replayed:
         ReplayMismatch
             It differs from the one that left first; it must not be sent.
         """
-        made = np.asarray(self._replay(seq))
+        made = self._arrays.array(self._replay(seq))
         if self._digests is not None:
             found = self._digests.find(seq)
-            if found is not None and found != int(digests_of(made.reshape(1, *made.shape), seq)[0]):
+            rows = self._arrays.download(made.reshape(1, *made.shape))
+            if found is not None and found != int(digests_of(rows, seq)[0]):
                 self.refuse(seq, "the one that was sent to other receivers before")
         return made
 
@@ -131,8 +133,8 @@ class Spooled:
     keeps = True
     overhead = _RECORD_BYTES
 
-    def __init__(self, spool: Spool):
-        self._spool = spool
+    def __init__(self, spool: Spool, arrays: Any):
+        self._spool, self._arrays = spool, arrays
         self.resume = spool.resume
 
     @property
@@ -142,16 +144,17 @@ class Spooled:
 
     def keep(self, seq: int, payload: np.ndarray) -> None:
         """Store one message before it leaves."""
-        self._spool.append(seq, payload)
+        self._spool.append(seq, self._arrays.download(payload))
 
     def keep_rows(self, first: int, rows: np.ndarray) -> None:
         """Store the rows of an array, one message each."""
-        for row, payload in enumerate(rows):
+        for row, payload in enumerate(self._arrays.download(rows)):
             self._spool.append(first + row, np.asarray(payload))
 
     def again(self, seq: int) -> np.ndarray | None:
         """The message as it was stored."""
-        return self._spool.read(seq)
+        found = self._spool.read(seq)
+        return None if found is None else self._arrays.upload(found)
 
     def free(self, upto: int) -> None:
         """Forget what every receiver stably has."""
@@ -213,11 +216,11 @@ def make_kept(
     if spool:
         spooled = Spool(*name)
         rt.keep_durable(spooled)
-        return Spooled(spooled)
+        return Spooled(spooled, rt.job.arrays)
     if replay is None:
         return Copied()
     digests = None
     if receivers > 1:  # one may have a message that another lacks: both must get the same
         digests = Digests(*name)
         rt.keep_durable(digests)
-    return Replayed(replay, digests, f"rank {rt.rank}, stream {stream!r}")
+    return Replayed(replay, digests, f"rank {rt.rank}, stream {stream!r}", rt.job.arrays)

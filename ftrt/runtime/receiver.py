@@ -290,7 +290,8 @@ class Receiver:
         number, seq, count, records, _, array, _, base = frame
         if base is not None and self._must_copy(array):
             array, base = array.copy(), None
-            array.flags.writeable = False
+            if type(array) is np.ndarray:
+                array.flags.writeable = False
         last = seq + count - 1
         if seq > self._taken_upto and seq > self._top:
             self._taken_upto = last

@@ -321,6 +321,17 @@ class Runtime:
         """Call ``hook(rt)`` after this rank moved to a new epoch as a survivor."""
         self._recovery_hooks.append(hook)
 
+    def to_plane(self, array: np.ndarray) -> Any:
+        """A host array where the plane moves arrays: on this rank's GPU, or as it is.
+
+        With :meth:`to_host` one program runs on every plane.
+        """
+        return self.job.arrays.upload(array)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """An array of the plane on the host; what is queued for it on the GPU has ended then."""
+        return self.job.arrays.download(array)
+
     def progress(self, done: int, total: int) -> None:
         """Tell whoever watches the job that this rank has done ``done`` of ``total`` steps.
 
@@ -375,8 +386,9 @@ class Runtime:
     def stage(self, effects: dict, log, seq: int, count: int) -> None:
         """Write effect values where the next commit on ``log`` makes them count."""
         ref = log.next_ref(seq, count)
+        download = self.job.arrays.download  # ends what a GPU still does to the value
         for key, value in effects.items():
-            self._store.put(key, value, ref)
+            self._store.put(key, download(value), ref)
 
     def count(self, messages: int) -> None:
         """Count messages sent or consumed; inject what is due."""
@@ -486,6 +498,7 @@ class Runtime:
         self.job.finish(self._serve, lambda: all(sender.settled for sender in self._senders))
         if self._syncer is not None:
             self._syncer.stop()
+        self.job.close_plane()
         ending.report(self.config, self.rank, "done")
         ending.watch_what_follows(self.config, self.rank)
         self.job.leave_at_exit()

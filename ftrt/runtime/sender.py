@@ -56,6 +56,7 @@ class Sender:
         self._volatile = volatile
         self._slot_bytes, self._window = slot_bytes, window
         self._job = runtime.job
+        self._arrays, self._kind = runtime.job.arrays, runtime.job.arrays.kind
         self._checked_dtype: np.dtype | None = None
         self._checked_bytes = 0
         self.last_seq: int | None = None
@@ -153,7 +154,7 @@ class Sender:
                 if status:
                     self._lanes[0].bell.ring()
                 return seq
-        payload = array if type(array) is np.ndarray else np.asarray(array)
+        payload = array if type(array) is self._kind else self._arrays.array(array)
         if payload.dtype is not self._checked_dtype or payload.nbytes > self._checked_bytes:
             self._check(payload)
         self._begin()
@@ -206,7 +207,7 @@ class Sender:
 
         Rows share slots, as many as fit, each slot under one checksum. Returns the first number.
         """
-        rows = records if type(records) is np.ndarray else np.asarray(records)
+        rows = records if type(records) is self._kind else self._arrays.array(records)
         if rows.ndim < 1 or (rows.ndim == 1 and rows.dtype.names is None):
             raise UsageError(
                 f"send_batch takes a 2-D or structured array, one message a row, not {rows.shape}"
@@ -359,7 +360,9 @@ class Sender:
     def _heal(self, lane: Lane, ring, frame: int) -> None:
         seq, count = ring.first_seq_of(frame), ring.count_of(frame)
         if ring.is_batch(frame):
-            again = np.stack([self._must(lane, number) for number in range(seq, seq + count)])
+            again = self._arrays.stack(
+                [self._must(lane, number) for number in range(seq, seq + count)]
+            )
         else:
             again = self._must(lane, seq)
         if isinstance(self._kept, Replayed) and ring.differs(frame, again):

@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ftrt.transport.mpi_channel import RecvMpi, SendMpi
-from ftrt.transport.mpi_plane import MpiPlane, link_key
+from ftrt.transport.mpi_plane import link_key
 from ftrt.transport.paths import chain, generation_of, ring_path, stream_id
 from ftrt.transport.ring import RecvRing, SendRing
 from ftrt.transport.ring_admin import flip_bits, seal_sender
@@ -25,7 +24,7 @@ class Link(NamedTuple):
     stream: str
     source: int
     dest: int
-    plane: MpiPlane | None = None  # None where both ranks share memory
+    plane: Any = None  # None where both ranks share memory
 
     @property
     def key(self) -> int:
@@ -36,9 +35,7 @@ class Link(NamedTuple):
 def make_send(link: Link, generation: int, *, slots: int, slot_bytes: int) -> Any:
     """Make the sender's end of the next channel of a link."""
     if link.plane is not None:
-        return link.plane.make_send(
-            link.key, link.dest, generation, slots=slots, slot_bytes=slot_bytes
-        )
+        return link.plane.make_send(link, generation, slots=slots, slot_bytes=slot_bytes)
     return SendRing.create(
         ring_path(link.directory, link.stream, link.source, link.dest, generation),
         slots=slots,
@@ -62,7 +59,7 @@ def make_recv(link: Link, after: int) -> tuple[Any, int] | None:
         The receiver's end and its generation; None while the sender has made no such channel.
     """
     if link.plane is not None:
-        return link.plane.make_recv(link.key, link.source, after)
+        return link.plane.make_recv(link, after)
     for path in chain(link.directory, link.stream, link.source, link.dest):
         generation = generation_of(path)
         if generation > after:
@@ -84,7 +81,7 @@ def earlier_channels(link: Link, before: int) -> list[SealedRing]:
 
 def give_up(channel: Any) -> int:
     """Seal the sender's end of a channel; the first number that it does not hold complete."""
-    if isinstance(channel, SendMpi):
+    if not isinstance(channel, SendRing):
         return channel.give_up()
     return seal_sender(channel.path)["next_seq"]
 
@@ -97,7 +94,7 @@ def damage(channel: Any) -> None:
     UsageError
         There is none yet.
     """
-    if isinstance(channel, RecvMpi):
+    if not isinstance(channel, RecvRing):
         channel.damage(channel.next_frame)
         return
     flip_bits(channel.path, channel.next_frame)
@@ -110,5 +107,5 @@ def is_stale(link: Link, channel: Any) -> bool:
     """
     if link.plane is None:
         return False
-    other = link.dest if isinstance(channel, SendMpi) else link.source
+    other = link.dest if hasattr(channel, "try_send") else link.source
     return link.plane.is_stale(channel, other)

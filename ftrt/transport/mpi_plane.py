@@ -58,10 +58,9 @@ class MpiPlane:
         self._receiving: dict[int, RecvMpi] = {}
         self._note = notes.blank()
 
-    def make_send(
-        self, key: int, dest: int, generation: int, *, slots: int, slot_bytes: int
-    ) -> SendMpi:
-        """Make a sender's end to the process that holds rank ``dest``, and offer it there."""
+    def make_send(self, link: Any, generation: int, *, slots: int, slot_bytes: int) -> SendMpi:
+        """Make a sender's end to the process that holds the destination, and offer it there."""
+        key, dest = link.key, link.dest
         peer = self._process_of(dest)
         if peer is None:
             raise UsageError(f"no process holds rank {dest}")
@@ -88,8 +87,9 @@ class MpiPlane:
             self._wire.retire([], [request], note)
         return channel
 
-    def make_recv(self, key: int, source: int, after: int) -> tuple[RecvMpi, int] | None:
+    def make_recv(self, link: Any, after: int) -> tuple[RecvMpi, int] | None:
         """Accept the newest channel of a link, if it is newer than generation ``after``."""
+        key, source = link.key, link.source
         peer = self._process_of(source)
         if peer is None:
             return None

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +41,10 @@ def test_a_note_that_was_damaged_or_never_came_is_not_read():
         assert notes.read(note) is None
 
 
+def link(key, dest):
+    return SimpleNamespace(key=key, source=dest, dest=dest)
+
+
 class SilentWire:
     """A wire to a process that never answers, with as few tags as one channel needs."""
 
@@ -62,11 +67,11 @@ class SilentWire:
 
 def test_tags_end_at_the_bound_of_this_mpi():
     plane = MpiPlane(SilentWire(), lambda rank: rank)
-    plane.make_send(1, 1, 1000, slots=2, slot_bytes=64)
-    plane.make_send(1, 2, 1000, slots=2, slot_bytes=64)  # each process has tags of its own
+    plane.make_send(link(1, 1), 1000, slots=2, slot_bytes=64)
+    plane.make_send(link(1, 2), 1000, slots=2, slot_bytes=64)  # each process has tags of its own
     with pytest.raises(UsageError, match="tags"):
-        plane.make_send(1, 1, 1001, slots=2, slot_bytes=64)
+        plane.make_send(link(1, 1), 1001, slots=2, slot_bytes=64)
 
 
 def test_no_receiver_before_there_is_an_offer():
-    assert MpiPlane(SilentWire(), lambda rank: rank).make_recv(1, 0, -1) is None
+    assert MpiPlane(SilentWire(), lambda rank: rank).make_recv(link(1, 0), -1) is None

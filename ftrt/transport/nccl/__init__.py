@@ -8,12 +8,13 @@ module           what it is
 ``lib``          the one module that calls NCCL
 ``fake``         a library in plain Python with the same states and rules, across real processes
 ``states``       the life cycle of a communicator as a table, and every wait in it with a deadline
-``teardown``     the end of communicators in the right order, in the background, with a deadline
+``pairs``        communicators of two processes, connected before they are needed, ended in threads
 ``kernels``      numba.cuda kernels that write, clear and check slots
 ``device``       what the plane needs of a GPU; ``cuda`` is one, ``fake_device`` another
-``control``      the page that both ends of a channel share: announcements, credit, the end
+``control``      what both ends of a channel tell each other in shared memory
 ``send, recv``   the two ends of a channel
-``standby``      communicators that are connected before they are needed
-``plane``        which channels a process has, and over which communicator each goes
+``slots``        the memory of one end of a channel
+``placement``    which GPU each process uses, and whom a spare can replace there
+``plane``        which channels a process has, and over which pair each goes
 ================ =================================================================================
 """

@@ -17,6 +17,7 @@ import numpy as np
 from ftrt.errors import FtrtError, UsageError
 from ftrt.transport.nccl import kernels
 from ftrt.transport.nccl.capabilities import cuda_mismatch
+from ftrt.transport.nccl.device import HOST_ARRAY
 from ftrt.transport.nccl.lib import missing_extra
 
 try:
@@ -106,6 +107,8 @@ class CudaDevice:
         There is no such GPU, or CuPy was built for another CUDA than the driver has.
     """
 
+    kind = None
+
     def __init__(self, index: int = 0) -> None:
         count = gpu_count()
         if index >= count:
@@ -144,7 +147,11 @@ class CudaDevice:
         stream.cupy.wait_event(event.cupy)
 
     def readers(self) -> list[CudaEvent]:
-        """Events on CuPy's current stream, on torch's, and on the legacy default stream."""
+        """Events on the streams of the application."""
+        return [CudaEvent(stream) for stream in self._application()]
+
+    def _application(self) -> list[Any]:
+        """CuPy's current stream, torch's, and the legacy default stream."""
         streams = [cupy.cuda.get_current_stream()]
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -152,7 +159,13 @@ class CudaDevice:
             streams.append(cupy.cuda.ExternalStream(handle))
         unique = {stream.ptr: stream for stream in streams}
         unique.setdefault(0, cupy.cuda.Stream.null)
-        return [CudaEvent(stream) for stream in unique.values()]
+        return list(unique.values())
+
+    def hold(self, stream: CudaStream) -> None:
+        """Let the application's later work wait for what a stream has to do now."""
+        event = CudaEvent(stream.cupy)
+        for application in self._application():
+            application.wait_event(event.cupy)
 
     def publish(self, stream: CudaStream, grid: tuple[int, int], *arguments: int) -> None:
         """Launch the publishing kernel."""
@@ -183,29 +196,79 @@ class CudaDevice:
                 graph = stream.cupy.end_capture()
         return CudaGraph(graph)
 
-    def contiguous(self, value: Any) -> Any:
-        """``value`` in C order; a tensor of torch and an array of numba as they are."""
-        found = value.__cuda_array_interface__
-        address = int(found["data"][0] or 0)
-        if address:
-            place = cupy.cuda.runtime.pointerGetAttributes(address)
-            if place.device != self.index:
-                raise UsageError(
-                    f"the array lies on GPU {place.device}, this rank's is {self.index}: "
-                    "copy it there first"
-                )
-        strides = found.get("strides")
-        if strides is None or 0 in found["shape"]:
-            return value
-        array = cupy.asarray(value)
-        return value if array.flags.c_contiguous else cupy.ascontiguousarray(array)
+    def array(self, value: Any) -> Any:
+        """``value`` as a CuPy array in C order, without a copy if it lies so already.
 
-    def view(self, address: int, dtype: np.dtype, shape: tuple[int, ...], owner: Any) -> Any:
-        """A CuPy array over memory that lies there; ``owner`` lives as long as it does."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        Raises
+        ------
+        UsageError
+            It is a host array, or lies on another GPU.
+        """
+        if isinstance(value, cupy.ndarray):
+            array = value
+        elif hasattr(value, "__cuda_array_interface__"):
+            array = cupy.asarray(value)
+        elif hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == 2:
+            array = cupy.from_dlpack(value)
+        else:
+            kind = type(value)
+            raise UsageError(f"a {kind.__module__}.{kind.__name__} was given: {HOST_ARRAY}")
+        if array.size and array.device.id != self.index:
+            raise UsageError(
+                f"the array lies on GPU {array.device.id}, this rank's is {self.index}: "
+                "copy it there first"
+            )
+        return array if array.flags.c_contiguous else cupy.ascontiguousarray(array)
+
+    def upload(self, value: Any) -> Any:
+        """A host array on this GPU."""
+        return cupy.asarray(value)
+
+    def download(self, value: Any) -> Any:
+        """A copy on the host, once the work queued for it has ended; what is there, as it is."""
+        return value.get() if isinstance(value, cupy.ndarray) else value
+
+    def stack(self, arrays: list[Any]) -> Any:
+        """Arrays of one shape behind each other."""
+        return cupy.stack(arrays)
+
+    def address(self, array: Any) -> int:
+        """Where the bytes of an array lie."""
+        return int(array.data.ptr)
+
+    def spoil(self, stream: CudaStream, address: int) -> None:
+        """Fault injection: overwrite a word, in the stream's order."""
+        cupy.cuda.runtime.memsetAsync(address, 0x5A, 8, stream.handle)
+
+    def view(
+        self,
+        address: int,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        owner: Any,
+        outer_stride: int | None = None,
+    ) -> Any:
+        """A CuPy array over memory that lies there; ``owner`` lives as long as it does.
+
+        ``outer_stride`` is in bytes, of the first axis. A structured dtype, which CuPy lacks, is
+        given as its bytes.
+        """
+        if dtype.fields is not None:
+            shape, dtype = (*shape, dtype.itemsize), np.dtype(np.uint8)
+        inner = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        rows = shape[0] if shape else 1
+        size = (rows - 1) * (outer_stride or inner) + inner if rows else 0
         memory = cupy.cuda.UnownedMemory(address, max(size, 1), owner, self.index)
         pointer = cupy.cuda.MemoryPointer(memory, 0)
-        return cupy.ndarray(shape, dtype, pointer)
+        if outer_stride is None:
+            return cupy.ndarray(shape, dtype, pointer)
+        strides = [dtype.itemsize]
+        for length in reversed(shape[2:]):
+            strides.insert(0, strides[0] * length)
+        strides = (
+            [outer_stride, *strides[-(len(shape) - 1) :]] if len(shape) > 1 else [outer_stride]
+        )
+        return cupy.ndarray(shape, dtype, pointer, strides=tuple(strides))
 
 
 def gpu_count() -> int:

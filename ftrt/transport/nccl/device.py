@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-
-from ftrt.errors import UsageError
 
 
 class Memory(Protocol):
@@ -41,6 +39,7 @@ class Device(Protocol):
     """One GPU, and the launches of the two kernels on it."""
 
     index: int
+    kind: type | None  # as in ftrt.transport.arrays: every array is looked at
 
     def memory(self, size: int) -> Memory:
         """Zeroed device memory."""
@@ -78,44 +77,42 @@ class Device(Protocol):
     def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
         """What ``work`` puts into a stream, as a graph, without running it."""
 
-    def view(self, address: int, dtype: np.dtype, shape: tuple[int, ...], owner: Any) -> Any:
+    def hold(self, stream: Any) -> None:
+        """Let the application's later work wait for what a stream has to do now."""
+
+    def array(self, value: Any) -> Any:
+        """``value`` as an array of this device's kind in C order; UsageError if it is elsewhere."""
+
+    def upload(self, value: Any) -> Any:
+        """A host array on this device."""
+
+    def download(self, value: Any) -> Any:
+        """A copy on the host, once the work queued for it has ended; what is there, as it is."""
+
+    def stack(self, arrays: list[Any]) -> Any:
+        """Arrays of one shape behind each other."""
+
+    def address(self, array: Any) -> int:
+        """Where the bytes of an array lie."""
+
+    def spoil(self, stream: Any, address: int) -> None:
+        """Fault injection: overwrite a word, in the stream's order."""
+
+    def view(
+        self,
+        address: int,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        owner: Any,
+        outer_stride: int | None = None,
+    ) -> Any:
         """An array of this device's kind over memory that lies there."""
 
     def enter(self) -> None:
         """Make this the calling thread's current device."""
 
 
-class Payload(NamedTuple):
-    """An array of the application, as the plane moves it."""
-
-    address: int
-    nbytes: int
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    owner: Any
-
-
-_STANDARD_ONLY = (
+HOST_ARRAY = (
     "the nccl plane moves device arrays (CuPy, torch on CUDA, numba): "
     "use cupy.asarray(array), or run with --plane host"
 )
-
-
-def payload_of(value: Any, device: Any) -> Payload:
-    """Where the bytes of a device array lie; a copy on the device if they are not contiguous.
-
-    Raises
-    ------
-    UsageError
-        It is a host array, or lies on another device.
-    """
-    if not hasattr(value, "__cuda_array_interface__"):
-        kind = type(value)
-        raise UsageError(f"a {kind.__module__}.{kind.__name__} was given: {_STANDARD_ONLY}")
-    made = device.contiguous(value)
-    found = made.__cuda_array_interface__
-    dtype, shape = np.dtype(found["typestr"]), tuple(found["shape"])
-    if "descr" in found and dtype.kind == "V":
-        dtype = np.dtype([tuple(field) for field in found["descr"]])
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return Payload(int(found["data"][0] or 0), nbytes, dtype, shape, made)

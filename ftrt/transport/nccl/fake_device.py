@@ -17,6 +17,7 @@ import numpy as np
 
 from ftrt.errors import UsageError
 from ftrt.transport.nccl import wire
+from ftrt.transport.nccl.device import HOST_ARRAY
 
 _handles = itertools.count(1)
 _streams: dict[int, FakeStream] = {}
@@ -126,6 +127,10 @@ class FakeArray:
     def __getitem__(self, index) -> FakeArray:
         return FakeArray(self.array[index], self.device, self.base)
 
+    def reshape(self, *shape: int) -> FakeArray:
+        """The same bytes in another shape."""
+        return FakeArray(self.array.reshape(*shape), self.device, self.base)
+
     def copy(self) -> FakeArray:
         """A copy on the device."""
         return FakeArray(self.array.copy(), self.device)
@@ -141,6 +146,8 @@ class FakeArray:
 
 class FakeDevice:
     """See :class:`ftrt.transport.nccl.device.Device`."""
+
+    kind = None
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
@@ -228,21 +235,60 @@ class FakeDevice:
         finally:
             stream.captured = None
 
-    def contiguous(self, value: Any) -> Any:
+    def hold(self, stream: FakeStream) -> None:
+        """Wait: nothing of the application is ever queued here."""
+        if stream.captured is None:
+            self.mark(stream).wait(10.0)
+
+    def array(self, value: Any) -> FakeArray:
         """``value`` in C order, on this device."""
-        if isinstance(value, FakeArray):
-            if value.device != self.index:
-                raise UsageError(
-                    f"the array lies on device {value.device}, this rank's is {self.index}: "
-                    "copy it there first"
-                )
-            if not value.array.flags.c_contiguous:
-                return FakeArray(np.ascontiguousarray(value.array), value.device)
+        if not isinstance(value, FakeArray):
+            kind = type(value)
+            raise UsageError(f"a {kind.__module__}.{kind.__name__} was given: {HOST_ARRAY}")
+        if value.device != self.index:
+            raise UsageError(
+                f"the array lies on GPU {value.device}, this rank's is {self.index}: "
+                "copy it there first"
+            )
+        if not value.array.flags.c_contiguous:
+            return FakeArray(np.ascontiguousarray(value.array), value.device)
         return value
 
-    def view(self, address: int, dtype: np.dtype, shape: tuple[int, ...], owner: Any) -> FakeArray:
+    def upload(self, value: Any) -> FakeArray:
+        """A host array on this device."""
+        return FakeArray(np.array(value), self.index)
+
+    def download(self, value: Any) -> Any:
+        """A copy on the host; what is there, as it is."""
+        return value.get() if isinstance(value, FakeArray) else value
+
+    def stack(self, arrays: list[Any]) -> FakeArray:
+        """Arrays of one shape behind each other."""
+        return FakeArray(np.stack([array.array for array in arrays]), self.index)
+
+    def address(self, array: FakeArray) -> int:
+        """Where the bytes of an array lie."""
+        return array.array.ctypes.data
+
+    def spoil(self, stream: FakeStream, address: int) -> None:
+        """Fault injection: overwrite a word, in the stream's order."""
+        stream.put(lambda: ctypes.memset(address, 0x5A, 8) and None)
+
+    def view(
+        self,
+        address: int,
+        dtype: np.dtype,
+        shape: tuple[int, ...],
+        owner: Any,
+        outer_stride: int | None = None,
+    ) -> FakeArray:
         """An array over memory that lies there."""
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        inner = int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize
+        rows = shape[0] if shape else 1
+        size = (rows - 1) * (outer_stride or inner) + inner if rows else 0
         store: Any = (ctypes.c_uint8 * size).from_address(address) if size else b""
-        array = np.frombuffer(store, np.uint8).view(dtype).reshape(shape)
-        return FakeArray(array, self.index, owner)
+        octets = np.frombuffer(store, np.uint8)
+        if outer_stride is None:
+            return FakeArray(octets.view(dtype).reshape(shape), self.index, owner)
+        lines = np.lib.stride_tricks.as_strided(octets, (rows, inner), (outer_stride, 1))
+        return FakeArray(lines.view(dtype).reshape(shape), self.index, owner)

@@ -1,0 +1,278 @@
+"""The receiver's end of a channel between two GPUs.
+
+Notes say which groups come; the receives for a group are posted as soon as its note is read, a
+kernel checks what arrived and writes its verdicts into host memory. A group is delivered once all
+of its slots are sound; one that is not is asked for again, and nothing passes it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ftrt.errors import PeerFailed, UsageError
+from ftrt.transport.base import Frame
+from ftrt.transport.nccl import control, wire
+from ftrt.transport.nccl.kernels_grid import grid_of
+from ftrt.transport.nccl.send import GRAPH_FROM
+from ftrt.transport.nccl.slots import SlotMemory, addresses
+from ftrt.transport.ring import RecvRing
+from ftrt.transport.slots import Verdict
+
+_GRAPHS = 16
+_NAMES = {
+    Verdict.EMPTY: "empty",
+    Verdict.STALE: "stale",
+    Verdict.TORN: "torn",
+    Verdict.DUPLICATE: "duplicate",
+}
+
+
+class _Posted(NamedTuple):
+    """A group whose receives are posted; ``operation`` is the number of its first check."""
+
+    note: control.Note
+    slot: int
+    operation: int
+    rows: np.ndarray
+    expected: np.ndarray
+
+
+class _Owner:
+    """What every array over one group refers to."""
+
+    __slots__ = ("memory",)
+
+    def __init__(self, memory: SlotMemory) -> None:
+        self.memory = memory
+
+
+class RecvNccl:
+    """The receiver's end; see :class:`ftrt.transport.base.RecvChannel`."""
+
+    def __init__(self, plane: Any, path: Path, pair: Any) -> None:
+        self._device, self._plane, self.pair, self.peer = plane.device, plane, pair, pair.peer
+        self._notes = RecvRing.attach(path)
+        sizes = self._notes.first_seq
+        self.slots = sizes >> 32
+        self._mem: SlotMemory = plane.memory_of(self.slots, sizes & 0xFFFFFFFF)
+        self.path = path
+        self._page = control.Page(path.with_name(f"page-{path.name}"))
+        self._stream_id = int(self._notes._map[_stream_word()])
+        self._receiving, self._checking = self._device.stream(), self._device.stream()
+        self._posted: deque[_Posted] = deque()
+        self._again: _Posted | None = None
+        self._owners: dict[int, tuple[int, _Owner]] = {}
+        self._operation = 1
+        self._delivered = self._released = self._told = self._nacks = 0
+        self._taken_seq = 0
+        self._sealed_upto: int | None = None
+        self._damage = self._superseded = self._retired = False
+        self._seen: dict[tuple, int] = {}
+        self._graphs: dict[tuple, Any] = {}
+        self.counters = dict.fromkeys(("ok", "empty", "stale", "torn", "duplicate", "nacks"), 0)
+        self.broken: PeerFailed | None = None
+
+    # -- receiving ------------------------------------------------------------------------------
+
+    def poll(self) -> Frame | None:
+        """The next group, or None if none can be read now."""
+        self._read_notes()
+        head = self._again or (self._posted[0] if self._posted else None)
+        if head is None or head.note.group != self._delivered + 1:
+            return None
+        state = head.rows[:, 0]
+        if not ((state >> np.uint64(3)) == head.expected).all():
+            return None
+        verdicts = state & np.uint64(7)
+        if (verdicts != int(Verdict.OK)).any():
+            self._refuse(head, verdicts)
+            return None
+        if self._again is not None:
+            self._again = None
+        else:
+            self._posted.popleft()
+        return self._deliver(head)
+
+    def _deliver(self, head: _Posted) -> Frame:
+        note, mem = head.note, self._mem
+        self.counters["ok"] += note.slots
+        self._delivered = note.group
+        self._taken_seq = note.seq + note.count - 1
+        owner = _Owner(mem)
+        self._owners[head.slot] = (note.group, owner)
+        address = mem.address_of(head.slot) + wire.HEADER_BYTES
+        shape = (note.count, *note.shape) if note.records else note.shape
+        outer = mem.stride if note.records and note.slots > 1 else None
+        array = self._device.view(address, note.dtype, shape, owner, outer)
+        records, epoch = note.records, note.epoch
+        return Frame(
+            note.group,
+            note.seq,
+            note.count,
+            records,
+            epoch,
+            array,
+            Verdict.OK,
+            owner,  # type: ignore[arg-type]
+        )
+
+    def _read_notes(self) -> None:
+        """Post the receives of the groups that are on their way."""
+        if self._superseded or self._retired or self.broken or not self.pair.connected:
+            return
+        while (frame := self._notes.poll()) is not None:
+            note = control.read(frame.array)
+            self._notes.release(frame.number)
+            try:
+                self._post(note)
+            except PeerFailed as failure:
+                self.broken = failure
+                return
+
+    def _post(self, note: control.Note) -> None:
+        mem, count = self._mem, note.slots
+        slot = (note.frame - 1) % mem.slots
+        params = mem.params[slot]
+        rows = mem.table[slot : slot + count]
+        rows[:, 0] = 0
+        operation = self._operation
+        self._operation += count
+        params[wire.P_OPERATION], params[wire.P_FRAME] = operation, note.frame
+        params[wire.P_NEXT_SEQ] = 0  # what a channel brings twice the receiver of the stream sees
+        expected = np.arange(operation, operation + count, dtype=np.uint64)
+        # What the application has queued may still read the slots of before.
+        for event in self._device.readers():
+            self._device.wait(self._receiving, event)
+        key = (slot, count, note.frame_bytes)
+        usual = count >= GRAPH_FROM and self._plane.path != "eager" and not note.again
+        if usual and not self._damage and self._usual(key):
+            self._replay(key)
+        else:
+            self._receive(*key)
+            if self._damage:
+                self._damage = False
+                at = mem.address_of(slot) + (wire.HEADER_BYTES if note.frame_bytes else 16)
+                self._device.spoil(self._receiving, at)
+            self._device.wait(self._checking, self._device.mark(self._receiving))
+            self._check(self._checking, *key)
+        posted = _Posted(note, slot, operation, rows, expected)
+        if note.again:
+            self._again = posted
+        else:
+            self._posted.append(posted)
+
+    def _receive(self, slot: int, count: int, size: int) -> None:
+        sizes = np.full(count, wire.wire_bytes(size), np.int64)
+        self.pair.comm.receive(
+            self.pair.other, addresses(self._mem, slot, count), sizes, self._receiving.handle
+        )
+
+    def _check(self, stream: Any, slot: int, count: int, size: int) -> None:
+        mem = self._mem
+        self._device.verify(
+            stream,
+            grid_of(size, count),
+            *(mem.memory.address, mem.stride, mem.slots),
+            *((mem.slots - slot) * mem.stride - wire.HEADER_BYTES, self._stream_id, 0),
+            *(mem.params_address + slot * wire.ROW_WORDS * 8, mem.scratch.address),
+            mem.table_address,
+        )
+
+    def _usual(self, key: tuple) -> bool:
+        if key in self._graphs:
+            return True
+        seen = self._seen[key] = self._seen.get(key, 0) + 1
+        if len(self._seen) > 64 * _GRAPHS:
+            self._seen.clear()
+        return seen > 1 and len(self._graphs) < _GRAPHS
+
+    def _replay(self, key: tuple) -> None:
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._device.capture(self._receiving, lambda: self._receive(*key))
+            self._graphs[key] = graph
+            self.pair.graphs.append(graph)
+        graph.launch(self._receiving)
+        self._device.wait(self._checking, self._device.mark(self._receiving))
+        self._check(self._checking, *key)
+
+    def _refuse(self, head: _Posted, verdicts: np.ndarray) -> None:
+        """Count what is wrong with a group, and ask for it again."""
+        for verdict in verdicts.tolist():
+            name = _NAMES.get(Verdict(verdict))
+            if name is not None:
+                self.counters[name] += 1
+        if self._again is None:
+            self._posted.popleft()
+        self._again = head._replace(expected=head.expected + np.uint64(1 << 60))  # until it comes
+        self._nacks += 1
+        self.counters["nacks"] += 1
+        self._page.put(control.G_NACK, head.note.group)
+        self._page.put(control.G_NACKS, self._nacks)
+
+    # -- giving back ----------------------------------------------------------------------------
+
+    def release(self, number: int) -> None:
+        """Give back all groups up to ``number``."""
+        if number > self._delivered:
+            raise UsageError(f"group {number} was not read yet")
+        self._released = max(self._released, number)
+        if not self._superseded:
+            self._page.put(control.G_RELEASED, self._released)
+        self._owners = {s: o for s, o in self._owners.items() if o[0] > self._released}
+
+    def serve(self) -> None:
+        """Post the receives of what is on its way, also while the application does other things."""
+        self._read_notes()
+
+    @property
+    def next_frame(self) -> int:
+        """Number of the group that :meth:`poll` looks for."""
+        return self._delivered + 1
+
+    @property
+    def closed_seq(self) -> int | None:
+        """Last seq of the stream, once the sender has closed it."""
+        return self._notes.closed_seq
+
+    @property
+    def finished(self) -> bool:
+        """The sender has closed and all was read."""
+        return self._notes.finished and not self._posted and self._again is None
+
+    @property
+    def exhausted(self) -> bool:
+        """The sender gave this generation up, or was replaced, and all that is here was read.
+
+        What has not arrived by then never will, or arrives where nobody looks any more.
+        """
+        return bool(self._superseded or self._page.get(control.G_SEALED) or self.broken)
+
+    def supersede(self) -> None:
+        """The sender's process was replaced: what has not arrived will be sent anew."""
+        self._superseded = True
+
+    def retire(self) -> None:
+        """A later generation took over. Groups that are still held stay where they are."""
+        if self._retired:
+            return
+        self._retired = self._superseded = True
+        self._graphs.clear()
+        self._plane.keep(self._owners)  # arrays of them may still be in use
+        memory = self._mem
+        held = [owner for _, owner in self._owners.values()]
+        self._plane.pairs.retire(self.pair, lambda: self._plane.free_later(memory, held))
+
+    def damage(self, _frame: int) -> None:
+        """Fault injection: flip bits in the next group that arrives, before it is checked."""
+        self._damage = True
+
+
+def _stream_word() -> int:
+    from ftrt.transport import layout
+
+    return int(layout.W_STREAM)
