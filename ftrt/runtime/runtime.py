@@ -478,17 +478,14 @@ class Runtime:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             try:
                 self._finish()
-            except FtrtError as failure:
-                ending.give_up(self.config, self.rank, failure)
-            return
+                return
+            except BaseException as failure:  # the program's, too: its replay, its hooks
+                error = failure
         if isinstance(error, _NOT_THE_PROGRAMS):
             ending.give_up(self.config, self.rank, error)
-        if isinstance(error, SystemExit) and not error.code:
-            self._finish()
-            return
         self.job.board.put(self.job.process, Field.PHASE, Phase.RAISED)
         ending.raised(self.config, self.rank, error)
 

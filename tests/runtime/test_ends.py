@@ -101,6 +101,21 @@ NESTED = """
 """
 
 
+WRONG_HOOK = """
+    if rt.rank == 0:
+        def hook(rt):
+            raise ValueError("a hook of the program's")
+        with rt.sender("s", to=1, replay=make) as out:
+            while out.next_seq <= 60:
+                out.send(make(out.next_seq))
+        rt.on_recovery(hook)
+    else:
+        for message in rt.receiver("s", source=0):
+            with message.consume():
+                pass
+"""
+
+
 def job(tmp_path, text, *options):
     program = tmp_path / "program.py"
     program.write_text(HEAD + text)
@@ -122,6 +137,17 @@ def test_a_hook_cannot_take_the_number_of_a_message_on_its_way(tmp_path):
     # The receiver dies while the sender waits for credit, so the hook runs inside a send.
     ended = job(tmp_path, NESTED, "--spares", 1, "--fault", "kill:1@50msg")
     assert len(ended.named("recovery")) == 1
+
+
+def test_what_the_program_raises_while_its_rank_is_leaving_is_the_programs_error(tmp_path):
+    # All is in the ring, so rank 0 has left its block when the receiver dies.
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + WRONG_HOOK)
+    options = ["-n", 2, "--spares", 2, "--restarts", 1, "--fault", "kill:1@30msg"]
+    ended = run_job(tmp_path, options, program)
+    assert ended.status == 1 and ended.report["attempts"] == 1
+    assert ended.report["reason"] == "rank 0 raised ValueError: a hook of the program's"
+    assert ended.output.count("Traceback") == 1
 
 
 def test_a_rank_that_dies_after_its_work_is_done(tmp_path):
