@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-from typing import Any
+from typing import IO, Any
 
 from ftrt.launch.gauge import Reading
 
@@ -149,6 +150,18 @@ def _time(event: dict[str, Any]) -> float:
     return float(event.get("t") or 0)
 
 
+def _show(text: str, file: IO[str]) -> None:
+    """Print a line; once nobody reads any more (``| head``), the job goes on unseen.
+
+    What it prints must still be taken from its pipe, or the ranks would wait in their prints.
+    """
+    try:
+        print(text, file=file, flush=True)
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), file.fileno())
+
+
 class PlainScreen:
     """The program's output on stdout, ftrt's own lines on stderr."""
 
@@ -169,12 +182,12 @@ class PlainScreen:
     def out(self, text: str) -> None:
         """Pass on a line of the program's stdout."""
         with self._lock:
-            print(text, flush=True)
+            _show(text, sys.stdout)
 
     def err(self, text: str) -> None:
         """Pass on a line of the program's stderr."""
         with self._lock:
-            print(text, file=sys.stderr, flush=True)
+            _show(text, sys.stderr)
 
     def event(self, event: dict[str, Any]) -> None:
         """Show an event of the job as it happens."""

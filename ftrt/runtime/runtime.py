@@ -18,7 +18,6 @@ from ftrt.agree.marks import Marks
 from ftrt.errors import (
     DeadlineExceeded,
     Fenced,
-    FtrtError,
     LedgerError,
     PeerFailed,
     RecoveryImpossible,

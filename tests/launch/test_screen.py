@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,14 @@ def _lasting(seen: str) -> list[str]:
     return lines
 
 
+LOUD = """
+import ftrt
+with ftrt.init() as rt:
+    for _ in range(5000):
+        print("x" * 200, flush=True)
+"""
+
+
 def test_a_terminal_of_80_columns(tmp_path):
     options = ["--spares", "1", "--fault", "kill:1@1000msg", "--ledger", str(tmp_path / "ledger")]
     seen = _on_a_terminal([*RUN, *options, *STREAM])
@@ -74,6 +83,26 @@ def test_a_pipe_gets_plain_lines(tmp_path):
     assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("digest ")
     assert all(line.startswith("ftrt: ") for line in done.stderr.splitlines())
+
+
+def test_a_reader_that_goes_away_does_not_hold_up_the_job(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LOUD)
+    command = [sys.executable, "-m", "ftrt.cli", "run", "-n", "1", "--ledger", tmp_path / "ledger"]
+    line = f"{' '.join(map(str, command))} {program} | head -1; exit ${{PIPESTATUS[0]}}"
+    begin = time.monotonic()
+    done = subprocess.run(
+        line,
+        shell=True,
+        executable="/bin/bash",
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and "x" in done.stdout
+    assert all(line.startswith("ftrt: ") for line in done.stderr.splitlines()), done.stderr
+    assert time.monotonic() - begin < 20
 
 
 def test_gauge_reads_a_board(tmp_path):
