@@ -148,7 +148,8 @@ def _print_audit(found: dict[str, Any]) -> None:
         table.add_column(name, justify="right")
     for stream in found.get("streams", []):
         cells = [_cell(stream.get(name)) for name in columns]
-        bad = stream.get("losses") or stream.get("duplicates") or not stream.get("closed", True)
+        bad = any(stream.get(name) for name in ("losses", "duplicates", "unsent"))
+        bad = bad or not stream.get("closed", True)
         table.add_row(str(stream.get("stream")), *cells, style="red" if bad else None)
     console.print(table)
     console.print(audit_line(found), style="green" if found["ok"] else "red", markup=False)

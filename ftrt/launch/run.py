@@ -23,6 +23,13 @@ from ftrt.launch.judge import Verdict
 from ftrt.launch.mpirun import check_ulfm, command, environment, find_mpirun
 from ftrt.launch.screen import PlainScreen, make_screen
 from ftrt.ledger.reserve import make_reserve
+from ftrt.runtime.config import TIMEOUTS, Config
+
+#: Settings of the launcher's environment that ranks get; an option is stronger.
+_PASSED_ON = (
+    *("FTRT_SHM", "FTRT_SYNC_INTERVAL_S", *map("FTRT_{}_TIMEOUT_S".format, TIMEOUTS)),
+    *("FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS"),
+)
 
 EXIT_OK, EXIT_PROGRAM, EXIT_USAGE, EXIT_IMPOSSIBLE = 0, 1, 2, 3
 
@@ -95,6 +102,7 @@ def run_job(
     sweep()
     job = str(uuid.uuid4())
     directory = Path(options.ledger or f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
+    Config.from_environment(_settings(options, job, directory, 1, gpus))
     with _ledger(directory, job, options), screen or make_screen() as shown, Stop() as stop:
         ranks, spares = _plural(options.ranks, "rank"), _plural(options.spares, "spare")
         shown.note(f"job {job[:8]}, {ranks}, {spares}")
@@ -104,9 +112,17 @@ def run_job(
                 shown.note(line)
         runner = _Job(options, mpirun, job, directory, audit or _audit, shown, gpus)
         report = runner.run(stop)
-    if options.json_file:
-        Path(options.json_file).write_text(json.dumps(asdict(report), indent=2) + "\n")
+        _write_report(report, options.json_file, shown)
     return report
+
+
+def _write_report(report: Report, path: str | None, screen: PlainScreen) -> None:
+    """Write ``--json``; the job is over and judged, so that a full disk changes nothing of it."""
+    if path is not None:
+        try:
+            Path(path).write_text(json.dumps(asdict(report), indent=2) + "\n")
+        except OSError as error:
+            screen.note(f"--json {path!r} cannot be written: {error.strerror}")
 
 
 class _Job:
@@ -160,7 +176,7 @@ class _Job:
     def _attempt(self, number: int, stop: Stop) -> Verdict:
         options = self._options
         make_reserve(self._directory / "run")
-        settings = self._settings(number)
+        settings = _settings(options, self.report.job, self._directory, number, self._gpus)
         processes = options.ranks + options.spares
         shared = str(mpi_directory(self.report.job))
         attempt = Attempt(
@@ -178,37 +194,6 @@ class _Job:
         if verdict.traceback and not attempt.output.tracebacks.was_shown(verdict.traceback):
             self._screen.err(verdict.traceback.rstrip())
         return verdict
-
-    def _settings(self, attempt: int) -> dict[str, str]:
-        options = self._options
-        settings = {
-            "FTRT_LAUNCHER": "run",
-            "FTRT_LAUNCHER_PID": str(os.getpid()),
-            "FTRT_LEDGER": str(self._directory),
-            "FTRT_JOB": self.report.job,
-            "FTRT_ATTEMPT": str(attempt),
-            "FTRT_RANKS": str(options.ranks),
-            "FTRT_SPARES": str(options.spares),
-            "FTRT_STABLE": options.stable,
-            "FTRT_PLANE": options.plane,
-            "FTRT_STANDBY": str(options.standby),
-            "FTRT_GPUS": str(self._gpus),
-            # The same list in every attempt: the job keeps book of the ones that have happened.
-            "FTRT_FAULTS": json.dumps([asdict(fault) for fault in options.faults]),
-            "FTRT_SEED": str(options.seed),
-        }
-        if "FTRT_SHM" in os.environ:
-            settings["FTRT_SHM"] = os.environ["FTRT_SHM"]
-        for name in ("FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS"):
-            if name in os.environ:
-                settings[name] = os.environ[name]
-        if interval := os.environ.get("FTRT_SYNC_INTERVAL_S"):
-            settings["FTRT_SYNC_INTERVAL_S"] = interval
-        if options.stall_timeout_s is not None:
-            settings["FTRT_STALL_TIMEOUT_S"] = str(options.stall_timeout_s)
-        if options.evict_timeout_s is not None:
-            settings["FTRT_EVICT_TIMEOUT_S"] = str(options.evict_timeout_s)
-        return settings
 
     def _end(self, status: int, verdict: Verdict) -> Report:
         report = self.report
@@ -234,12 +219,40 @@ class _Job:
             return {"ok": False, "error": str(error)}
 
 
+def _settings(
+    options: Options, job: str, directory: Path, attempt: int, gpus: int
+) -> dict[str, str]:
+    """What the processes of an attempt find in their environment."""
+    settings = {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
+    for name in ("stall_timeout_s", "evict_timeout_s"):
+        if (value := getattr(options, name)) is not None:
+            settings[f"FTRT_{name.upper()}"] = str(value)
+    return settings | {
+        "FTRT_LAUNCHER": "run",
+        "FTRT_LAUNCHER_PID": str(os.getpid()),
+        "FTRT_LEDGER": str(directory),
+        "FTRT_JOB": job,
+        "FTRT_ATTEMPT": str(attempt),
+        "FTRT_RANKS": str(options.ranks),
+        "FTRT_SPARES": str(options.spares),
+        "FTRT_STABLE": options.stable,
+        "FTRT_PLANE": options.plane,
+        "FTRT_STANDBY": str(options.standby),
+        "FTRT_GPUS": str(gpus),
+        # The same list in every attempt: the job keeps book of the ones that have happened.
+        "FTRT_FAULTS": json.dumps([asdict(fault) for fault in options.faults]),
+        "FTRT_SEED": str(options.seed),
+    }
+
+
 def audit_line(audit: dict[str, Any]) -> str:
     """Return the one line that an audit comes down to."""
     always = ("sent", "consumed", "duplicates", "losses")
     names = ("sent", "consumed", "dropped", "duplicates", "losses", "open")
     shown = (n for n in names if n in audit and (n in always or _count(audit[n])))
     counts = ", ".join(f"{name} {_count(audit[name])}" for name in shown)
+    if unsent := sum(row.get("unsent", 0) for row in audit.get("streams", ())):
+        counts += f", {unsent} of a number that no sender recorded"
     told = counts or audit.get("error") or "nothing recorded"
     return f"audit {'ok' if audit.get('ok') else 'NOT OK'}: {told}"
 
@@ -288,8 +301,19 @@ def _check(options: Options) -> None:
         raise UsageError(
             f"{options.program!r} is neither a .py file nor executable; type `chmod +x` first"
         )
-    if options.json_file and not Path(options.json_file).resolve().parent.is_dir():
-        raise UsageError(f"--json {options.json_file!r}: its folder does not exist")
+    if options.json_file is not None:
+        _check_file("--json", Path(options.json_file))
+
+
+def _check_file(option: str, path: Path) -> None:
+    """Refuse beforehand a file that could not be written at the end."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} {str(path)!r}: its folder does not exist")
+    if path.is_dir():
+        raise UsageError(f"{option} {str(path)!r} is a folder; name a file in it")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise UsageError(f"{option} {str(path)!r}: you may not write there; name another file")
 
 
 def _audit(directory: Path) -> dict[str, Any]:

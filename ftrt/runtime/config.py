@@ -12,6 +12,9 @@ from typing import Any
 from ftrt.errors import UsageError
 from ftrt.transport.nccl.placement import check as check_gpus
 
+#: ``FTRT_<NAME>_TIMEOUT_S`` sets each of them.
+TIMEOUTS = ("STALL", "SUSPECT", "EVICT", "INIT", "CALL")
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -99,10 +102,10 @@ class Config:
             ) from None
         except ValueError as wrong:
             raise UsageError(f"a FTRT_* variable cannot be read: {wrong}") from None
-        for name in ("stall", "suspect", "evict", "init", "call"):
-            text = environment.get(f"FTRT_{name.upper()}_TIMEOUT_S")
+        for name in TIMEOUTS:
+            text = environment.get(f"FTRT_{name}_TIMEOUT_S")
             if text:
-                values[f"{name}_timeout_s"] = _seconds(f"FTRT_{name.upper()}_TIMEOUT_S", text)
+                values[f"{name.lower()}_timeout_s"] = _seconds(f"FTRT_{name}_TIMEOUT_S", text)
         if text := environment.get("FTRT_SYNC_INTERVAL_S"):
             values["sync_interval_s"] = _seconds("FTRT_SYNC_INTERVAL_S", text)
         config = cls(**values)

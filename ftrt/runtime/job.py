@@ -194,9 +194,11 @@ class Job:
                     return value
                 self.check()
                 if time.monotonic() > deadline:
+                    usual = timeout_s == self.config.call_timeout_s
+                    limit = f"{timeout_s:g} s{' (FTRT_CALL_TIMEOUT_S)' if usual else ''}"
                     raise DeadlineExceeded(
                         f"rank {self.rank}, epoch {self.epoch}: {what} did not happen within "
-                        f"{timeout_s:g} s; nothing is lost, `ftrt run --restarts 1` goes on from "
+                        f"{limit}; nothing is lost, `ftrt run --restarts 1` goes on from "
                         f"the ledger {self.config.ledger}"
                     )
                 self.board.sleep(self.process, bell, nap_s)

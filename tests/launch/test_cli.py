@@ -43,6 +43,11 @@ def test_audit_with_a_loss_is_status_1(audit):
     assert "audit NOT OK: losses 1" in result.output
 
 
+def test_an_effect_of_what_nobody_sent_is_told(audit):
+    found = {"ok": False, "sent": 5, "losses": 0, "streams": [{**STREAM, "unsent": 2}]}
+    assert "NOT OK: sent 5, losses 0, 2 of a number that no sender" in audit(found).output
+
+
 def test_audit_as_json(audit):
     found = {"ok": True, "streams": [STREAM]}
     assert json.loads(audit(found, "--json").output) == found

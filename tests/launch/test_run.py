@@ -78,7 +78,11 @@ def test_audit_that_is_not_clean_is_exit_1(start):
     assert report.exit == 1
 
 
-def test_environment_of_a_rank(start, tmp_path):
+def test_environment_of_a_rank(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("FTRT_INIT_TIMEOUT_S", "77")  # what a sentence of the agent says to set
+    monkeypatch.setenv("FTRT_CALL_TIMEOUT_S", "88")
+    monkeypatch.setenv("FTRT_STALL_TIMEOUT_S", "99")  # the option is stronger
+    monkeypatch.setenv("FTRT_RANKS", "99")
     faults = [parse_fault("kill:1@5msg")]
     start(
         "(run / f'env-{rank}').write_text(json.dumps(dict(env)))\nend('done')",
@@ -91,6 +95,7 @@ def test_environment_of_a_rank(start, tmp_path):
     assert "PYTHONFAULTHANDLER" not in env
     assert (env["FTRT_RANKS"], env["FTRT_SPARES"], env["FTRT_SEED"]) == ("2", "0", "5")
     assert env["FTRT_STALL_TIMEOUT_S"] == "2.5"
+    assert (env["FTRT_INIT_TIMEOUT_S"], env["FTRT_CALL_TIMEOUT_S"]) == ("77", "88")
     assert json.loads(env["FTRT_FAULTS"])[0]["spec"] == "kill:1@5msg"
 
 

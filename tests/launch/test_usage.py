@@ -32,6 +32,8 @@ def program(tmp_path):
         (["-n", "2", "--evict-timeout-s", "nan"], "--evict-timeout-s must be greater than 0"),
         (["-n", "2", "--mpirun", "/no/such"], "--mpirun names '/no/such'"),
         (["-n", "2", "--json", "/no/such/x.json"], "its folder does not exist"),
+        (["-n", "2", "--json", "/tmp"], "is a folder; name a file in it"),
+        (["-n", "2", "--evict-timeout-s", "0.05"], "must be below the evict time-out 0.05 s"),
     ],
 )
 def test_one_sentence_and_status_2(program, tmp_path, options, says):
@@ -41,6 +43,15 @@ def test_one_sentence_and_status_2(program, tmp_path, options, says):
     assert says in result.output
     assert len(result.output.strip().splitlines()) == 1
     assert not ledger.exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("FTRT_SHM", "yes"), ("FTRT_INIT_TIMEOUT_S", "-1")])
+def test_a_wrong_setting_leaves_no_directory(program, tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    options = ["run", "-n", "1", "--ledger", str(tmp_path / "ledger"), program]
+    result = CliRunner().invoke(main, options)
+    assert (result.exit_code == 2) and name in result.output
+    assert not (tmp_path / "ledger").exists()
 
 
 def test_class_power_in_memory_leaves_no_directory(program):
