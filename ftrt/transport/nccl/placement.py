@@ -17,10 +17,18 @@ from ftrt.errors import UsageError
 def count_gpus(ranks: int) -> int:
     """GPUs that a process started from here sees; asks the driver, without any library of CUDA's.
 
-    With ``FTRT_NCCL_LIBRARY=fake`` as many as ``FTRT_FAKE_GPUS`` says, or one for each rank.
+    With ``FTRT_NCCL_LIBRARY=fake`` as many as ``FTRT_FAKE_GPUS`` says, or one for each rank. With
+    ``FTRT_SHARE_GPU=1`` the GPUs that are there count as one for each rank: see :func:`share`.
     """
+    if os.environ.get("FTRT_SHARE_GPU") == "1":
+        return max(ranks, physical_gpus())
     if os.environ.get("FTRT_NCCL_LIBRARY") == "fake":
         return int(os.environ.get("FTRT_FAKE_GPUS") or ranks)
+    return physical_gpus()
+
+
+def physical_gpus() -> int:
+    """GPUs that the driver shows to this process."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -29,6 +37,16 @@ def count_gpus(ranks: int) -> int:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+def share(place: int) -> int:
+    """The GPU for a place where several ranks share one, for trials on a host with too few.
+
+    NCCL refuses two ranks on one GPU of one host. A name of its own for each place makes it take
+    them for hosts, and go over sockets: right, and slow.
+    """
+    os.environ["NCCL_HOSTID"] = f"ftrt-place-{place}"
+    return place % max(1, physical_gpus())
 
 
 def gpu_of(process: int, ranks: int, gpus: int) -> int:

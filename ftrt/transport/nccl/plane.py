@@ -207,6 +207,7 @@ def plane_of(
 
         library, made = Nccl(), CudaDevice
     own = placement.gpu_of(process, ranks, gpus)
+    index = placement.share(own) if os.environ.get("FTRT_SHARE_GPU") == "1" else own
     others = [
         spare
         for spare in range(ranks, ranks + spares)
@@ -216,7 +217,7 @@ def plane_of(
         directory,
         process,
         process_of,
-        made(own),
+        made(index),
         library,
         spares=others,
         standby=standby,
