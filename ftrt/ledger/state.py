@@ -136,6 +136,15 @@ class StateStore:
         self._pending_ref: tuple | None = None
         self._version = 0
 
+    def begin(self, ref) -> None:
+        """A new effect begins, to be committed at ``ref``: what waits for that is of another one.
+
+        It was given up between its puts and its commit, and must not be published with this one.
+        """
+        with self.lock:
+            if self._pending and self._pending_ref == tuple(ref):
+                self.discard()
+
     def put(self, key: str, value, ref) -> None:
         """Write ``value`` so that it becomes the state of ``key`` with the event at ``ref``.
 

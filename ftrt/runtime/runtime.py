@@ -385,6 +385,7 @@ class Runtime:
     def stage(self, effects: dict, log, seq: int, count: int) -> None:
         """Write effect values where the next commit on ``log`` makes them count."""
         ref = log.next_ref(seq, count)
+        self._store.begin(ref)
         download = self.job.arrays.download  # ends what a GPU still does to the value
         for key, value in effects.items():
             self._store.put(key, download(value), ref)

@@ -55,6 +55,18 @@ def test_uncommitted_version_does_not_count(pool, log, store):
     assert valid(pool) == {"x": 1}
 
 
+def test_an_effect_that_was_given_up_is_not_published_by_the_next(pool, log, store):
+    # The program's own signal handler raised between the puts and the commit, say.
+    for key, seq in (("given up", 1), ("x", 2)):
+        ref = log.next_ref(seq)
+        store.begin(ref)
+        store.put(key, seq, ref)
+    store.put("y", 3, ref)
+    log.append(2)
+    store.confirm()
+    assert store.values() == valid(pool) == {"x": 2, "y": 3}
+
+
 def test_discarded_version_is_not_published_by_another_commit(pool, log, store):
     store.put("x", 1, log.next_ref(1))
     log.append(1)
