@@ -247,6 +247,7 @@ class Agent:
         if now > self._refresh_at:
             self._refresh_at = now + _REFRESH_S
             self.rings.refresh()
+            self.rings.discard_read()
             self.ledgers.refresh(self.core.epoch.counter)
         if self._unsettled is not None and now > self._settle_at:
             self._settle()

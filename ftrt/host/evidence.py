@@ -17,7 +17,7 @@ from ftrt.ledger.leftovers import remove_leftovers
 from ftrt.ledger.pool import LedgerPool
 from ftrt.runtime.config import Config
 from ftrt.transport.layout import RingMap
-from ftrt.transport.ring_admin import retire_receiver, seal_sender
+from ftrt.transport.ring_admin import is_read, retire_receiver, seal_sender
 
 
 class Ledgers:
@@ -155,6 +155,16 @@ class Rings:
                 key = _ring_key(name)
                 if key is not None:
                     self._rings[name] = (key, RingMap.open(self._directory / name))
+
+    def discard_read(self) -> None:
+        """Remove the rings of dead senders of which all that counts was consumed.
+
+        Nobody needs them any more: the marks name all that they brought.
+        """
+        for name, (_, ring) in list(self._rings.items()):
+            if is_read(ring):
+                del self._rings[name]
+                (self._directory / name).unlink(missing_ok=True)
 
     def fence(self, replaced: set[int]) -> dict[tuple[str, int, int], int]:
         """Seal what replaced ranks were sending, retire them as receivers.

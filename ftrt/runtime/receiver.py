@@ -265,8 +265,8 @@ class Receiver:
         try:
             damage(ring)
             self._flip = False
-        except UsageError:
-            pass  # nothing is delivered there yet
+        except (UsageError, FileNotFoundError):
+            pass  # nothing is delivered there yet, or any more
 
     def _next_ring(self) -> bool:
         found = make_recv(self._link, self._generation)

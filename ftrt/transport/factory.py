@@ -6,6 +6,7 @@ sender gives its channel up). Generations of a chain only grow; a receiver reads
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,7 +64,8 @@ def make_recv(link: Link, after: int) -> tuple[Any, int] | None:
     for path in chain(link.directory, link.stream, link.source, link.dest):
         generation = generation_of(path)
         if generation > after:
-            return RecvRing.attach(path), generation
+            with contextlib.suppress(FileNotFoundError):  # read to its end, and just removed
+                return RecvRing.attach(path), generation
     return None
 
 
@@ -75,7 +77,11 @@ def earlier_channels(link: Link, before: int) -> list[SealedRing]:
     if link.plane is not None:
         return []
     rings = chain(link.directory, link.stream, link.source, link.dest)
-    found = [SealedRing(path) for path in rings if generation_of(path) < before]
+    found = []
+    for path in rings:
+        if generation_of(path) < before:
+            with contextlib.suppress(FileNotFoundError):  # read to its end, and just removed
+                found.append(SealedRing(path))
     return [ring for ring in found if ring.is_read_on]
 
 

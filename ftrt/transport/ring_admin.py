@@ -95,6 +95,12 @@ def retire_receiver(ring: str | os.PathLike | layout.RingMap) -> tuple[int, int]
             return released, generation
 
 
+def is_read(ring: layout.RingMap) -> bool:
+    """Whether a ring is sealed and every frame that counts was given back."""
+    sealed = ring[layout.W_SEALED]
+    return sealed > 0 and ring[layout.W_RELEASED] & FRAME_MASK >= sealed - 1
+
+
 def flip_bits(path: str | os.PathLike, frame: int) -> None:
     """Damage a published frame, as a broken memory or link would: for the fault injector."""
     ring = layout.RingMap.open(path)

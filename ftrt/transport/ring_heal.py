@@ -12,7 +12,8 @@ import numpy as np
 
 from ftrt.errors import RecoveryImpossible
 from ftrt.transport import layout, meta
-from ftrt.transport.layout import FRAME_MASK, PAGE
+from ftrt.transport.layout import PAGE
+from ftrt.transport.ring_admin import is_read
 from ftrt.transport.slots import (
     BATCH,
     Verdict,
@@ -82,7 +83,7 @@ class SealedRing:
     @property
     def is_read_on(self) -> bool:
         """Whether frames that count are not given back yet."""
-        return self._map[layout.W_RELEASED] & FRAME_MASK < self._map[layout.W_SEALED] - 1
+        return bool(self._map[layout.W_SEALED]) and not is_read(self._map)
 
     def nacked(self) -> int | None:
         """Number of the frame that the receiver could not read, if it counts."""
