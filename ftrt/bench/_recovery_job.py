@@ -15,16 +15,20 @@ def _payload(seq: int) -> np.ndarray:
     return np.full(8, seq, np.uint64)
 
 
-def main(stop: Path) -> None:
+def main(stop: Path, state_bytes: int) -> None:
     """Stream until the file ``stop`` exists."""
     with ftrt.init() as rt:
         if rt.rank == 0:
-            with rt.sender("load", to=1, replay=_payload) as out:
+
+            def replay(seq: int):
+                return rt.to_plane(_payload(seq))
+
+            with rt.sender("load", to=1, replay=replay) as out:
                 while not stop.exists():
-                    out.send(_payload(out.next_seq))
+                    out.send(replay(out.next_seq))
                     time.sleep(0.0005)
         else:
-            state = (rt.restore() or {"state": np.zeros(128)})["state"].copy()
+            state = (rt.restore() or {"state": np.zeros(state_bytes // 8)})["state"].copy()
             for message in rt.receiver("load", source=0):
                 with message.consume() as effect:
                     state[0] += message.seq
@@ -32,4 +36,4 @@ def main(stop: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

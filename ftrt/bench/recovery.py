@@ -22,11 +22,17 @@ from ftrt.ledger.layout import split_head
 from ftrt.ledger.record import read_job, read_record
 from ftrt.ledger.segment import Segment
 
-_LIMIT_S = 30.0
+_LIMIT_S = 60.0
+# Before the first kill: until the standby communicators are connected.
+_SETTLE_S = {"host": 0.15, "nccl": 6.0}
 
 
-def rows(seconds_budget: float = 20.0, kills: int = 6) -> list[dict]:
+def rows(
+    plane: str = "host", seconds_budget: float = 20.0, kills: int = 6, state_bytes: int = 1024
+) -> list[dict]:
     """Kill the receiver ``kills`` times in each of as many jobs as the budget allows.
+
+    On plane nccl half of the spares lie on the sender's GPU and are never used.
 
     Returns
     -------
@@ -38,13 +44,13 @@ def rows(seconds_budget: float = 20.0, kills: int = 6) -> list[dict]:
     times: list[float] = []
     while not times or time.monotonic() < end:
         with tempfile.TemporaryDirectory(prefix="ftrt-bench-") as directory:
-            times += _one_job(Path(directory), kills)
+            times += _one_job(Path(directory), kills, plane, state_bytes)
     low, median, high = np.percentile(times, [10, 50, 90])
     what = f"SIGKILL to the first commit on the spare, {len(times)} kills"
     return [
         {
             "what": what,
-            "size": 1024,
+            "size": state_bytes,
             "unit": "ms",
             "raw": None,
             "ftrt": round(float(median), 3),
@@ -55,11 +61,12 @@ def rows(seconds_budget: float = 20.0, kills: int = 6) -> list[dict]:
     ]
 
 
-def _one_job(directory: Path, kills: int) -> list[float]:
+def _one_job(directory: Path, kills: int, plane: str, state_bytes: int) -> list[float]:
     ledger, stop = directory / "ledger", directory / "stop"
     program = Path(__file__).with_name("_recovery_job.py")
-    command = [sys.executable, "-m", "ftrt.cli", "run", "-n", "2", "--spares", str(kills)]
-    command += ["--ledger", str(ledger), str(program), str(stop)]
+    command = [sys.executable, "-m", "ftrt.cli", "run", "-n", "2", "--plane", plane]
+    command += ["--spares", str(2 * kills if plane == "nccl" else kills)]
+    command += ["--ledger", str(ledger), str(program), str(stop), str(state_bytes)]
     job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _until(lambda: (ledger / "job.json").exists(), "the job's ledger")
@@ -68,7 +75,7 @@ def _one_job(directory: Path, kills: int) -> list[float]:
         times = []
         for epoch in range(1, kills + 1):
             _first_commit(board, ledger, epoch)
-            time.sleep(0.15)
+            time.sleep(_SETTLE_S[plane] if epoch == 1 else 0.15)
             times.append(_kill(board, ledger, epoch))
         stop.touch()
         job.wait(_LIMIT_S)
