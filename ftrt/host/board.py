@@ -18,10 +18,12 @@ from ftrt import atomics
 from ftrt.errors import DeadlineExceeded, InvariantBroken, UsageError
 from ftrt.host import libc
 from ftrt.host.words import (
+    CUTS,
     DONE,
     ENTRY_WORDS,
     HEADER_WORDS,
     MAGIC,
+    MAX_CUTS,
     MAX_RANKS,
     MESSAGES,
     TOTAL,
@@ -134,10 +136,20 @@ class Board:
         """Messages that logical ``rank`` sent or consumed in this attempt."""
         return int(self.words[MESSAGES + rank])
 
+    def cut_link(self, fault: int, duration_s: float) -> None:
+        """Fault injection: hold the messages of the link that fault number ``fault`` names."""
+        until = time.monotonic_ns() + int(duration_s * 1e9)
+        atomics.store(self.words, cut_index(fault), until)
+
     def tell_progress(self, rank: int, done: int, total: int) -> None:
         """Store how far logical ``rank`` says it is; whoever reads both may be one call behind."""
         self.words[TOTAL + rank] = total
         self.words[DONE + rank] = done
+
+
+def cut_index(fault: int) -> int:
+    """Index into ``words`` of the time until which fault number ``fault`` cuts its link."""
+    return CUTS + fault % MAX_CUTS
 
 
 def wait_for_board(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterable
 
 from ftrt.host.board import Field
-from ftrt.runtime.faults import BY_THE_RANK, fire_once, has_fired
+from ftrt.runtime.faults import BY_THE_RANK, fire_once, has_fired, throttled
 
-_SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "stop": signal.SIGSTOP}
+_SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "freeze": signal.SIGSTOP}
 
 
 class Schedule:
@@ -18,26 +19,26 @@ class Schedule:
         self._config, self._agent = config, agent
         self._start = time.monotonic()
         self._faults = list(enumerate(config.faults))
-        self._resume: list[tuple[float, int]] = []
+        self._signals: list[tuple[float, int, signal.Signals]] = []
         self._asked: list[tuple[int, dict]] = []
 
     def tick(self) -> None:
         """Fire what is due."""
-        elapsed = time.monotonic() - self._start
-        for when, process in [r for r in self._resume if r[0] <= elapsed]:
-            self._agent.watch.send(process, signal.SIGCONT)
-            self._resume.remove((when, process))
+        now = time.monotonic()
+        for entry in [e for e in self._signals if e[0] <= now]:
+            self._agent.watch.send(entry[1], entry[2])
+            self._signals.remove(entry)
         for index, fault in list(self._faults):
-            if fault["when_kind"] == "seconds" and fault["when"] <= elapsed:
+            if fault["when_kind"] == "seconds" and fault["when"] <= now - self._start:
                 self._faults.remove((index, fault))
                 self._fire(index, fault)
         self._ask()
 
     def resume_all(self) -> None:
         """Let go on who is paused: nobody will look at the clock any more."""
-        for _, process in self._resume:
+        for process in {process for _, process, _ in self._signals}:
             self._agent.watch.send(process, signal.SIGCONT)
-        self._resume.clear()
+        self._signals.clear()
 
     def in_recovery(self) -> None:
         """Called inside a recovery, after the decision to close and before the ledgers are."""
@@ -53,14 +54,21 @@ class Schedule:
             return
         if not fire_once(self._config.ledger, index):
             return
-        process = self._process_of(fault)
-        self._agent.events.write(
-            "fault", kind=fault["kind"], rank=fault["rank"], spec=fault["spec"]
-        )
-        self._agent.watch.send(process, _SIGNALS[fault["kind"]])
-        if fault["kind"] == "stop":
-            elapsed = time.monotonic() - self._start
-            self._resume.append((elapsed + fault["duration_s"], process))
+        kind, agent, process = fault["kind"], self._agent, self._process_of(fault)
+        agent.events.write("fault", kind=kind, rank=fault["rank"], spec=fault["spec"])
+        if kind == "stop":
+            agent.watch.send(process, signal.SIGSTOP)
+            self._later(process, [(fault["duration_s"], signal.SIGCONT)])
+        elif kind == "throttle":
+            self._later(process, throttled(fault["duration_s"]))
+        elif kind == "link":
+            agent.board.cut_link(index, fault["duration_s"])
+        else:
+            agent.watch.send(process, _SIGNALS[kind])
+
+    def _later(self, process: int, signals: Iterable[tuple[float, signal.Signals]]) -> None:
+        now = time.monotonic()
+        self._signals += [(now + after_s, process, number) for after_s, number in signals]
 
     def _ask(self) -> None:
         """Have ranks do what only they can, one thing at a time, until it is done.

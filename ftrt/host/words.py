@@ -14,6 +14,8 @@ ENTRY_WORDS = 64
 MAX_RANKS = 1024
 #: Messages that each rank sent or consumed, then what :meth:`Runtime.progress` said.
 MESSAGES, DONE, TOTAL = 128, 128 + MAX_RANKS, 128 + 2 * MAX_RANKS
+#: Until when the link of the fault with this number is cut (monotonic ns), for fault injection.
+CUTS, MAX_CUTS = 128 + 3 * MAX_RANKS, 512
 
 
 class Status(enum.IntEnum):

@@ -24,7 +24,7 @@ EXAMPLES = {
 }
 
 #: Kinds that this version can inject.
-AVAILABLE = ("kill", "segv", "exit", "stop", "abort", "corrupt", "hang")
+AVAILABLE = tuple(kind for kind in EXAMPLES if kind != "gpu")
 
 _WITH_DURATION = ("stop", "link", "throttle")
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -106,8 +106,17 @@ def _parse(spec: str, kind: str) -> Fault:
     return Fault(kind, int(match["rank"]), peer, when_kind, when, duration_s, spec)
 
 
-def validate(fault: Fault, ranks: int) -> None:
-    """Refuse a fault that names a rank which a job of ``ranks`` ranks does not have."""
+def validate(fault: Fault, ranks: int, stable: str = "process") -> None:
+    """Refuse a fault that cannot happen in a job of ``ranks`` ranks and this class."""
+    if fault.kind == "eio" and stable == "process":
+        raise UsageError(
+            f"--fault {fault.spec!r}: in class process nothing is synced that could fail; "
+            "add --stable power"
+        )
+    if fault.rank == fault.peer:
+        raise UsageError(
+            f"--fault {fault.spec!r}: a rank has no link to itself; for example {EXAMPLES['link']}"
+        )
     named = [fault.rank] if fault.peer is None else [fault.rank, fault.peer]
     for rank in named:
         if rank >= ranks:

@@ -293,7 +293,7 @@ def _check(options: Options) -> None:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} must be greater than 0; for example --{option} 5")
     for fault in options.faults:
-        validate(fault, options.ranks)
+        validate(fault, options.ranks, options.stable)
     program = Path(options.program)
     if not program.is_file():
         raise UsageError(

@@ -9,6 +9,7 @@ has durably consumed they send nothing again to it, but another receiver may lac
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from pathlib import Path
@@ -89,6 +90,7 @@ class Syncer:
         self._watched: tuple[Ledger, StateStore] | None = None
         self._marked: list | None = None
         self._error: LedgerError | None = None
+        self._fails = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftrt-sync", daemon=True)
 
@@ -109,6 +111,10 @@ class Syncer:
         """Sync what this source keeps, too: a message that durably counts here is lost nowhere."""
         with self._lock:
             self._sources.append((stream, source))
+
+    def fail_next(self) -> None:
+        """Fault injection: the next sync fails as if the disk had."""
+        self._fails, self._marked = True, None
 
     def check(self) -> None:
         """Raise the error of a sync that failed; it is never tried a second time."""
@@ -184,6 +190,8 @@ class Syncer:
         try:
             if new:
                 self._open[path] = os.open(path, os.O_RDONLY)
+            if self._fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             os.fdatasync(self._open[path])
         except FileNotFoundError:
             raise

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
-from ftrt.host.board import Field, Phase
+from ftrt.host.board import Field, Phase, cut_index
 
 #: Kinds that only the rank itself can carry out, whatever their WHEN: at its next call into ftrt.
-BY_THE_RANK = ("exit", "abort", "corrupt", "hang")
+BY_THE_RANK = ("exit", "abort", "corrupt", "hang", "eio")
+
+_PERIOD_S, _STOPPED_S = 0.1, 0.08
 
 
 class Injector:
@@ -61,7 +63,9 @@ class Injector:
             if fault["kind"] == "hang" and self._phase == Phase.WAITING:
                 # It is the application that hangs: one that waits inside ftrt does not.
                 self._job.board.put(self._job.process, Field.PHASE, Phase.RUNNING)
-            if not strike_self(fault):
+            if fault["kind"] == "link":
+                self._job.board.cut_link(index, fault["duration_s"])
+            elif not strike_self(fault):
                 left.append(fault)
         return left
 
@@ -89,7 +93,7 @@ def _mark(ledger, index: int):
 
 
 def strike_self(fault: dict) -> bool:
-    """Carry out a fault that ends or blocks this process; False if it is of another kind."""
+    """Carry out a fault that ends, slows or blocks this process; False if it is of another kind."""
     kind = fault["kind"]
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -99,8 +103,12 @@ def strike_self(fault: dict) -> bool:
     elif kind == "exit":
         os._exit(3)
     elif kind == "stop":
-        _continue_later(fault["duration_s"])
+        _signal_later([(fault["duration_s"], signal.SIGCONT)])
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif kind == "throttle":
+        _signal_later(throttled(fault["duration_s"]))
     elif kind == "hang":
         while True:
             time.sleep(3600.0)
@@ -109,13 +117,36 @@ def strike_self(fault: dict) -> bool:
     return True
 
 
-def _continue_later(duration_s: float) -> None:
-    """A child that sends SIGCONT after ``duration_s``: a stopped process cannot do so itself."""
-    target, parent = os.getpid(), os.getpid()
+def cuts_of(faults: Sequence[dict], rank: int, source: int) -> list[int]:
+    """Words of the board that say until when the link between two ranks is cut."""
+    ends = {rank, source}
+    links = [(n, f) for n, f in enumerate(faults) if f["kind"] == "link"]
+    return [cut_index(n) for n, fault in links if {fault["rank"], fault["peer"]} == ends]
+
+
+def throttled(duration_s: float) -> list[tuple[float, signal.Signals]]:
+    """Signals that leave a process a fifth of each tenth of a second, with their times.
+
+    What a CPU quota does to a process that wants all of a core, without a control group.
+    """
+    signals: list[tuple[float, signal.Signals]] = []
+    begin_s = 0.0
+    while begin_s < duration_s:
+        end_s = min(begin_s + _STOPPED_S, duration_s)
+        signals += [(begin_s, signal.SIGSTOP), (end_s, signal.SIGCONT)]
+        begin_s += _PERIOD_S
+    return signals
+
+
+def _signal_later(signals: Iterable[tuple[float, signal.Signals]]) -> None:
+    """A child that sends them: a stopped process cannot do so itself."""
+    target, begin_s = os.getpid(), time.monotonic()
     if os.fork() == 0:
         try:
-            time.sleep(duration_s)
-            if os.getppid() == parent:
-                os.kill(target, signal.SIGCONT)
+            for after_s, number in signals:
+                time.sleep(max(0.0, begin_s + after_s - time.monotonic()))
+                if os.getppid() != target:
+                    break
+                os.kill(target, number)
         finally:
             os._exit(0)

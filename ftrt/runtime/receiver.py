@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from ftrt.errors import UsageError
 from ftrt.ledger.log import CONSUMED, LedgerClosed
+from ftrt.runtime.faults import cuts_of
 from ftrt.runtime.hot import Bell, Recorder
 from ftrt.transport.factory import damage, is_stale, make_recv
 from ftrt.transport.ring import RecvRing, RingRetired
@@ -132,6 +134,7 @@ class Receiver:
         self._top = self._marks.highest
         self._nacks = 0
         self._flip = False
+        self._cuts = cuts_of(runtime.config.faults, runtime.rank, source)
         self._frames: deque[_Held | Message] = deque()
         self._usual: Any = _NO_RING  # the ring while what comes is in order, whole and plain
         self._many = 0
@@ -230,6 +233,8 @@ class Receiver:
 
     def _poll(self):
         """A message, ``self`` at the end of the stream, or None when there is nothing yet."""
+        if self._cuts and self._is_cut():
+            return None
         if self._ring is None and not self._next_ring():
             return None
         ring, frames = self._ring, self._frames
@@ -255,6 +260,10 @@ class Receiver:
         elif len(frames) >= ring.slots:
             self._all_slots_are_held()
         return None
+
+    def _is_cut(self) -> bool:
+        words, now = self._runtime.job.board.words, time.monotonic_ns()
+        return any(int(words[index]) > now for index in self._cuts)
 
     def corrupt_next(self) -> None:
         """Fault injection: flip bits in the next slot that was delivered."""
@@ -297,7 +306,8 @@ class Receiver:
             self._taken_upto = last
             held = _Held(number, count, base)
             self._frames.append(held)
-            plain = not (self._flip or records or self._rows) and type(self._ring) is RecvRing
+            special = self._flip or self._cuts or records or self._rows
+            plain = not special and type(self._ring) is RecvRing
             self._usual = self._ring if plain else _NO_RING
             return Message(self, held, seq, count, array, records)
         return self._take_parts(number, seq, last, array, base, records)

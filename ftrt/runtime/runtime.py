@@ -417,6 +417,8 @@ class Runtime:
         elif fault["kind"] == "abort":
             for sender in self._senders:
                 sender.abort()
+        elif fault["kind"] == "eio" and self._syncer is not None:
+            self._syncer.fail_next()
 
     def note(self, event: str, **fields) -> None:
         """Write an event of this rank."""
