@@ -79,6 +79,12 @@ def main() -> None:
     "--ledger", metavar="DIR", help="Where the ledger is kept; a new folder here by default."
 )
 @click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the job in --ledger, whose launcher has ended: type the command that began "
+    "it, and this.",
+)
+@click.option(
     "--fault",
     "faults",
     metavar="SPEC",

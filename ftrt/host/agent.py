@@ -426,7 +426,7 @@ def _told_to_end(signum: int, frame: object) -> None:
     signal.signal(signum, signal.SIG_IGN)
     raise FtrtError(
         f"the host agent was told to end by {signal.Signals(signum).name}; "
-        "`ftrt run --restarts 1` goes on from the ledger"
+        "`ftrt run --resume` goes on from the ledger"
     )
 
 

@@ -96,5 +96,5 @@ class Farewell:
                 "failed",
                 f"its last sync did not end within {after_s:g} s (--stall-timeout-s), so what it "
                 "committed last may not survive a power cut; nothing that was durable is lost. "
-                f"Check the disk of {self._config.ledger}, then go on with --restarts",
+                f"Check the disk of {self._config.ledger}, then go on with --resume",
             )

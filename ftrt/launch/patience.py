@@ -40,7 +40,7 @@ class AgentPatience:
         return (
             f"the host agent (pid {self._agent.pid}) {what}, and {waited_s:.0f} s later there are "
             "ranks that have not ended: they are ended by force; nothing that was committed is "
-            "lost, `ftrt run --restarts 1` goes on from the ledger"
+            "lost, `ftrt run --resume` goes on from the ledger"
         )
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from ftrt.errors import LedgerError, UsageError
 from ftrt.host.shm import sweep
 from ftrt.host.words import MAX_RANKS, mpi_directory
 from ftrt.launch.attempt import Attempt, Events, Stop
+from ftrt.launch.directory import held, job_of
 from ftrt.launch.faults import Fault, validate
 from ftrt.launch.gpus import check as check_gpus
 from ftrt.launch.gpus import lines as gpu_lines
@@ -49,6 +48,7 @@ class Options:
     plane: str = "host"
     standby: int = 1
     ledger: str | None = None
+    resume: bool = False
     faults: Sequence[Fault] = ()
     seed: int = 0
     json_file: str | None = None
@@ -102,10 +102,15 @@ def run_job(
     mpirun = find_mpirun(options.mpirun)
     check_ulfm(mpirun)
     sweep()
-    job = str(uuid.uuid4())
-    directory = Path(options.ledger or f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
+    chosen = Path(options.ledger).resolve() if options.ledger else None
+    job = job_of(chosen, options)
+    directory = chosen or Path(f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
     Config.from_environment(_settings(options, job, directory, 1, gpus))
-    with _ledger(directory, job, options), screen or make_screen() as shown, Stop() as stop:
+    with (
+        held(directory, job, options) as first,
+        screen or make_screen() as shown,
+        Stop() as stop,
+    ):
         ranks, spares = _plural(options.ranks, "rank"), _plural(options.spares, "spare")
         shown.note(f"job {job[:8]}, {ranks}, {spares}")
         shown.note(f"ledger {directory}")
@@ -113,7 +118,7 @@ def run_job(
             for line in gpu_lines(options.ranks, options.spares, gpus, options.standby):
                 shown.note(line)
         runner = _Job(options, mpirun, job, directory, audit or _audit, shown, gpus)
-        report = runner.run(stop)
+        report = runner.run(stop, first)
         _write_report(report, options.json_file, shown)
     return report
 
@@ -149,8 +154,9 @@ class _Job:
         self._gpus = gpus
         self.report = Report(EXIT_IMPOSSIBLE, job, str(directory))
 
-    def run(self, stop: Stop) -> Report:
-        for attempt in range(1, self._options.restarts + 2):
+    def run(self, stop: Stop, first: int) -> Report:
+        last = first + self._options.restarts
+        for attempt in range(first, last + 1):
             verdict = self._attempt(attempt, stop)
             if stop.signum:
                 return self._end(128 + stop.signum, verdict)
@@ -158,7 +164,7 @@ class _Job:
                 return self._end(EXIT_OK, verdict)
             if verdict.kind == "error":
                 return self._end(EXIT_PROGRAM, verdict)
-            if attempt <= self._options.restarts:
+            if attempt < last:
                 if full := self._unusable():
                     verdict = Verdict("failed", f"{verdict.reason}; it cannot go on: {full}")
                     break
@@ -322,31 +328,3 @@ def _audit(directory: Path) -> dict[str, Any]:
     from ftrt.ledger.audit import audit
 
     return audit(directory)
-
-
-@contextlib.contextmanager
-def _ledger(directory: Path, job: str, options: Options) -> Iterator[None]:
-    """Make the directory the job's own and hold it for as long as the job runs."""
-    from ftrt.ledger.leftovers import remove_leftovers
-    from ftrt.ledger.record import check_directory, create_job, lock_directory
-
-    check_directory(directory, stable=options.stable)
-    with lock_directory(directory):
-        check_directory(directory, job)
-        create_job(
-            directory,
-            {
-                "job": job,
-                "ranks": options.ranks,
-                "spares": options.spares,
-                "stable": options.stable,
-                "seed": options.seed,
-                "program": str(Path(options.program).resolve()),
-                "args": list(options.args),
-            },
-        )
-        (directory / "run").mkdir(exist_ok=True)
-        try:
-            yield
-        finally:
-            remove_leftovers(directory, job)

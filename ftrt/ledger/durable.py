@@ -69,7 +69,7 @@ def cut_of(first: Segment, directory: Path, attempt: int | None) -> dict | None:
     if attempt == first.attempt:
         raise LedgerError(
             f"rank {rank}, epoch {epoch}: its ledger {first.path} could not be synced; nothing "
-            "that was durable is lost. Check the disk, then go on from the ledger with --restarts"
+            "that was durable is lost. Check the disk, then go on from the ledger with --resume"
         )
     return read_mark(directory, epoch, rank)
 

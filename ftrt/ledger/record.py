@@ -303,8 +303,8 @@ def check_directory(
         found = read_job(directory).get("job")
         if job is not None and found != job:
             raise LedgerError(
-                f"{directory}: holds the ledger of job {found}; choose another "
-                "directory, or remove it if that job is no longer needed"
+                f"{directory}: holds the ledger of job {found}; go on with that job with "
+                "--resume, choose another directory, or remove it if it is no longer needed"
             )
 
 

@@ -184,5 +184,5 @@ class Spool:
     def _full(self, why) -> LedgerError:
         return LedgerError(
             f"{self._path}: the spool cannot be extended ({why}); nothing was sent. Free space in "
-            "the ledger directory and run again with --restarts, or use replay= for this stream"
+            "the ledger directory and run again with --resume, or use replay= for this stream"
         )

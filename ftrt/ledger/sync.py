@@ -212,5 +212,5 @@ class Syncer:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         self._error = LedgerError(
             f"rank {self._rank}: {why}; nothing that was durable is lost. Check the disk of "
-            f"{self._directory}, then go on from the ledger with --restarts"
+            f"{self._directory}, then go on from the ledger with --resume"
         )

@@ -147,5 +147,5 @@ class Digests:
     def _full(self, why) -> LedgerError:
         return LedgerError(
             f"{self._path}: the digests of messages cannot be written ({why}); nothing was sent. "
-            "Free space in the ledger directory and run again with --restarts"
+            "Free space in the ledger directory and run again with --resume"
         )

@@ -198,7 +198,7 @@ class Job:
                     limit = f"{timeout_s:g} s{' (FTRT_CALL_TIMEOUT_S)' if usual else ''}"
                     raise DeadlineExceeded(
                         f"rank {self.rank}, epoch {self.epoch}: {what} did not happen within "
-                        f"{limit}; nothing is lost, `ftrt run --restarts 1` goes on from "
+                        f"{limit}; nothing is lost, `ftrt run --resume` goes on from "
                         f"the ledger {self.config.ledger}"
                     )
                 self.board.sleep(self.process, bell, nap_s)
@@ -237,7 +237,7 @@ class Job:
                 f"rank {self.rank}, epoch {self.epoch}: the host agent (pid "
                 f"{int(self.board.words[Word.AGENT_PID])}) is gone, its last words are in "
                 "run/agent.log of the ledger; nothing that was committed is lost, "
-                "`ftrt run --restarts 1` goes on from the ledger"
+                "`ftrt run --resume` goes on from the ledger"
             )
         beat, now = int(self.board.words[Word.AGENT_BEAT]), time.monotonic()
         if beat != self._agent_beat[0]:

@@ -122,7 +122,7 @@ class MpiPlane:
         if tag + TAGS - 1 > self._tag_limit:
             raise UsageError(
                 f"this MPI has {self._tag_limit} tags, and all are used for channels to process "
-                f"{peer}: restart the job from its ledger with --restarts, or open fewer streams"
+                f"{peer}: restart the job from its ledger with --resume, or open fewer streams"
             )
         self._next_tag[peer] = tag + TAGS
         return tag

@@ -126,6 +126,6 @@ class SealedRing:
             raise RecoveryImpossible(
                 f"{self.path}: the header of frame {frame} is damaged and its sender is dead, so "
                 "nobody knows which message it was; nothing that was committed is lost, "
-                "`ftrt run --restarts 1` sends again from the ledger what is missing"
+                "`ftrt run --resume` sends again from the ledger what is missing"
             )
         return header

@@ -105,13 +105,13 @@ def test_a_last_sync_that_never_ends_is_told(tmp_path):
     ended, _ = job(tmp_path, STUCK_IN_ITS_LAST_SYNC, "--stable", "power", "--stall-timeout-s", 6)
     assert ended.status == 3, ended.output
     assert "rank 1: its last sync did not end within 6 s" in ended.output
-    assert "--restarts" in ended.output
+    assert "--resume" in ended.output
 
 
 def test_stopped_ranks_without_an_agent_are_ended(tmp_path):
     ended, took_s = job(tmp_path, AGENT_GONE)
     assert ended.status == 3, ended.output
-    assert "the host agent" in ended.output and "--restarts 1" in ended.output
+    assert "the host agent" in ended.output and "--resume" in ended.output
     assert took_s < 15
 
 

@@ -143,7 +143,7 @@ def test_directory_in_use(tmp_path):
 def test_directory_of_another_job(tmp_path):
     record.create_job(tmp_path, {"job": "a"})
     record.check_directory(tmp_path, "a")
-    with pytest.raises(LedgerError, match="job a; choose another"):
+    with pytest.raises(LedgerError, match="job a; go on with that job with --resume"):
         record.check_directory(tmp_path, "b")
 
 

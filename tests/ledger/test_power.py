@@ -143,7 +143,7 @@ def test_a_sync_that_fails_is_final(directory, monkeypatch):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fdatasync", broken)
-    with pytest.raises(LedgerError, match=r"rank 0: .*Input/output error.*--restarts"):
+    with pytest.raises(LedgerError, match=r"rank 0: .*Input/output error.*--resume"):
         rank.syncer.sync()
     monkeypatch.undo()
     for call in (rank.syncer.sync, rank.syncer.check, rank.syncer.stop):

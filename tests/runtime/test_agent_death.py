@@ -58,7 +58,7 @@ def test_without_a_restart_the_reason_is_told(tmp_path):
     start = time.monotonic()
     ended = run_job(tmp_path, ["-n", 2], program)
     assert ended.status == 3, ended.output
-    assert "agent" in ended.output and "--restarts" in ended.output
+    assert "agent" in ended.output and "--resume" in ended.output
     assert time.monotonic() - start < 12
 
 
