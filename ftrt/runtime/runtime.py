@@ -31,7 +31,7 @@ from ftrt.ledger.pool import LedgerPool
 from ftrt.ledger.seal import consumed_so_far, durably_consumed
 from ftrt.ledger.spool import Spool
 from ftrt.ledger.sync import Syncer
-from ftrt.runtime import direct, ending
+from ftrt.runtime import arguments, direct, ending
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.digests import Digests
 from ftrt.runtime.events import EventLog
@@ -231,14 +231,11 @@ class Runtime:
             or four windows if that is more. At least a window: a receiver may need one whole
             before it consumes any of it.
         """
-        _check_stream_name(stream)
-        if window < 2 or slot_bytes < 64:
-            raise UsageError(
-                f"sender {stream!r}: window={window}, slot_bytes={slot_bytes}: the smallest that "
-                "works is window=2 and slot_bytes=64"
-            )
-        dests = to if isinstance(to, int) else list(to)
-        for dest in [to] if isinstance(to, int) else list(to):
+        arguments.stream_name(stream)
+        arguments.again(stream, replay, spool, volatile)
+        window, slot_bytes = arguments.sizes(stream, window, slot_bytes)
+        dests = arguments.destinations(stream, to, self.rank, self.size)
+        for dest in dests:
             self._open_once("sender", stream, f"to rank {dest}")
         made = Sender(
             self,
@@ -258,7 +255,8 @@ class Runtime:
 
     def receiver(self, stream: str, source: int) -> Receiver:
         """Open the receiving end of ``(stream, source)`` at this rank."""
-        _check_stream_name(stream)
+        arguments.stream_name(stream)
+        source = arguments.source_rank(stream, source, self.rank, self.size)
         self._open_once("receiver", stream, f"from rank {source}")
         if self._syncer is not None:
             self._syncer.add_source(stream, source)
@@ -501,11 +499,6 @@ class Runtime:
         ending.report(self.config, self.rank, "done")
         ending.watch_what_follows(self.config, self.rank)
         self.job.leave_at_exit()
-
-
-def _check_stream_name(stream: str) -> None:
-    if not stream or len(stream.encode()) > 64:
-        raise UsageError(f"stream name {stream!r}: use 1 to 64 bytes")
 
 
 def init() -> Runtime:

@@ -37,7 +37,7 @@ class Sender:
         self,
         runtime,
         stream: str,
-        to: int | Sequence[int],
+        to: Sequence[int],
         *,
         replay: Callable[[int], np.ndarray] | None,
         spool: bool,
@@ -46,11 +46,6 @@ class Sender:
         window: int,
         retention_bytes: int | None,
     ):
-        if sum((replay is not None, spool, volatile)) != 1:
-            raise UsageError(
-                f"sender {stream!r}: say how a message can be had again: exactly one of "
-                "replay=function, spool=True, or volatile=True (lost when this rank dies)"
-            )
         self._runtime = runtime
         self.stream = stream
         self._volatile = volatile
@@ -62,9 +57,7 @@ class Sender:
         self.last_seq: int | None = None
         self._usual: tuple | None = None
         self._sending = False
-        dests = [to] if isinstance(to, int) else list(to)
-        self._check_dests(dests)
-        self._dests = dests
+        dests = self._dests = list(to)
         window_bytes = window * check_sizes(window, slot_bytes)
         self._retention_bytes = retention_of(
             f"sender {stream!r}", retention_bytes, window_bytes, window if spool else 0, replay
@@ -79,15 +72,6 @@ class Sender:
         self.next_seq = self._kept.resume(max(s.next_seq for s in states.values()))
         sizes = {"slots": window, "slot_bytes": slot_bytes}
         self._lanes = [Lane(runtime, stream, dest, states[dest], **sizes) for dest in dests]
-
-    def _check_dests(self, dests: list[int]) -> None:
-        rt = self._runtime
-        for dest in dests:
-            if not 0 <= dest < rt.size or dest == rt.rank:
-                raise UsageError(
-                    f"sender {self.stream!r}: destination {dest} is not another rank of "
-                    f"0..{rt.size - 1} (this is rank {rt.rank})"
-                )
 
     def resend_missing(self) -> None:
         """Begin to bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
@@ -194,6 +178,11 @@ class Sender:
 
     def _begin(self) -> None:
         """A number belongs to one payload: no other send may come before it has left."""
+        if self.last_seq is not None:
+            raise UsageError(
+                f"rank {self._runtime.rank}: sender {self.stream!r} is closed after message "
+                f"{self.last_seq}, where its receivers end: nothing of this call was sent"
+            )
         if self._sending:
             raise UsageError(
                 f"rank {self._runtime.rank}: sender {self.stream!r}: message {self.next_seq} is "
@@ -416,6 +405,7 @@ class Sender:
         if self.last_seq is not None:
             return
         self.last_seq = self.next_seq - 1
+        self._usual = None
         for lane in self._lanes:
             while True:
                 try:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ftrt.errors import UsageError
+
 
 class HostArrays:
     """Arrays in host memory; a :class:`ftrt.transport.nccl.device.Device` is the same for a GPU.
@@ -21,6 +23,11 @@ class HostArrays:
     @staticmethod
     def array(value: Any) -> np.ndarray:
         """``value`` as an array that can be sent."""
+        if isinstance(value, np.ma.MaskedArray):
+            raise UsageError(
+                "the mask of a masked array would be lost: send array.filled(), or data and mask "
+                "as two messages"
+            )
         return np.asarray(value)
 
     upload = array

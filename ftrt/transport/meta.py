@@ -24,8 +24,8 @@ def encode(dtype: np.dtype, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
         text = repr((npy.dtype_to_descr(dtype), shape)).encode()
         if len(text) > META_BYTES:
             raise UsageError(
-                f"dtype {dtype} and shape {shape} take {len(text)} bytes to describe; "
-                f"{META_BYTES} are the limit"
+                f"dtype {_short(dtype)} and shape {_short(shape)} take {len(text)} bytes to "
+                f"describe, {META_BYTES} are the limit: send bytes, and view them as that dtype"
             )
         words = np.frombuffer(text.ljust(-(-len(text) // 8) * 8, b"\0"), np.uint64).copy()
         if len(_encoded) >= _CACHE_LIMIT:
@@ -49,9 +49,15 @@ def check(dtype: np.dtype, shape: tuple[int, ...]) -> None:
     """Raise :class:`UsageError` if an array of this dtype and shape cannot travel."""
     if dtype.hasobject:
         raise UsageError(
-            f"an array of dtype {dtype} holds Python objects; send numbers, or pickle it into bytes"
+            f"an array of dtype {_short(dtype)} holds Python objects; send numbers, or pickle "
+            "it into bytes"
         )
     encode(dtype, shape)
+
+
+def _short(value, most: int = 80) -> str:
+    text = str(value)
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def as_array(value) -> np.ndarray:

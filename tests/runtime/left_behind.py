@@ -39,6 +39,8 @@ def strike(rt, receiver, where: str) -> None:
     if where == "needed":
         flip_bits(receiver._ring.path, MESSAGES - 2)
     os.kill(rt.job.board.get(process, Field.PID), signal.SIGKILL)
+    if where == "early":  # what is under way already needs nobody: it may be over before the agent
+        wait_for(lambda: rt.job.board.epoch > 1)
     if where == "settled":
         wait_for(lambda: not Path(f"/proc/{rt.job.board.get(process, Field.PID)}/exe").exists())
 

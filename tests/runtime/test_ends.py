@@ -23,6 +23,19 @@ from ftrt.errors import DeadlineExceeded, UsageError
 def make(seq):
     return np.full(4, seq)
 
+def refused(sends):
+    for send in sends:
+        try:
+            send()
+        except UsageError as error:
+            print("refused:", error)
+
+def consumed(end):
+    for message in end:
+        yield message
+        with message.consume():
+            pass
+
 with ftrt.init() as rt:
 """
 TWICE = """
@@ -79,6 +92,22 @@ RESTORED = """
                 effect["sum"] = state["sum"]
         assert rt.restore()["sum"] == 210 == state["sum"]
 """
+AFTER_THE_END = """
+    if rt.rank == 0:
+        masked = np.ma.array([1, 2], mask=[0, 1])
+        with rt.sender("s", to=np.int64(1), replay=make) as out:
+            sends = [lambda: out.send(masked), lambda: out.send_batch(masked.reshape(2, 1))]
+            out.send(make(1))
+            out.send(make(2))
+            refused(sends)
+        refused([lambda: out.send(make(3)), lambda: out.send_batch(np.ones((2, 4)))])
+        with rt.sender("again", to=1, spool=True) as more:
+            more.send(make(1))
+        refused([lambda: more.send(make(2))])
+    else:
+        for stream, last in (("s", 2), ("again", 1)):
+            assert sum(1 for _ in consumed(rt.receiver(stream, np.int64(0)))) == last
+"""
 NESTED = """
     if rt.rank == 0:
         refused = []
@@ -127,6 +156,14 @@ def job(tmp_path, text, *options):
 
 def test_an_end_is_opened_once(tmp_path):
     assert job(tmp_path, TWICE).output.count("refused:") == 2
+
+
+def test_nothing_is_sent_behind_the_end_nor_without_its_mask(tmp_path):
+    ended = job(tmp_path, AFTER_THE_END)
+    assert ended.report["audit"]["sent"] == 3
+    assert ended.output.count("refused: ") == 5
+    assert ended.output.count("sender 's' is closed after message 2") == 2
+    assert ended.output.count("the mask of a masked array would be lost") == 2
 
 
 def test_restore_after_an_effect_that_raised(tmp_path):
