@@ -47,16 +47,29 @@ class Note(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Writer:
+    """Writes notes into words of its own; the part that seldom changes stays."""
+
+    def __init__(self) -> None:
+        self._words = np.zeros(NOTE_WORDS, np.uint64)
+        self._kind: tuple | None = None
+        self._size = 0
+
+    def write(self, note: Note) -> np.ndarray:
+        """A note as words, which the next call overwrites."""
+        words, kind = self._words, (note.dtype, note.shape)
+        if kind != self._kind:
+            text, self._size = meta.encode(*kind)
+            words[_WORDS:] = 0
+            words[_WORDS : _WORDS + len(text)] = text
+            self._kind = kind
+        words[:_WORDS] = (*note[:9], self._size)
+        return words
+
+
 def write(note: Note) -> np.ndarray:
     """A note as words."""
-    words = np.zeros(NOTE_WORDS, np.uint64)
-    text, size = meta.encode(note.dtype, note.shape)
-    words[:_WORDS] = (
-        *(note.again, note.group, note.seq, note.count, note.records),
-        *(note.slots, note.frame, note.frame_bytes, note.epoch, size),
-    )
-    words[_WORDS : _WORDS + len(text)] = text
-    return words
+    return Writer().write(note)
 
 
 def read(words: np.ndarray) -> Note:

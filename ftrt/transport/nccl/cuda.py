@@ -33,19 +33,23 @@ class GpuLost(FtrtError):
 
 
 class CudaMemory:
-    """Device memory of CUDA's own allocator: no pool keeps it once it was given back."""
+    """Device memory, allocated and freed in a stream's order.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.address = cupy.cuda.runtime.malloc(size)
-        cupy.cuda.runtime.memset(self.address, 0, size)
-        cupy.cuda.runtime.deviceSynchronize()
+    The plain calls wait for all kernels of the process, also for one that is stuck with a dead
+    peer.
+    """
+
+    def __init__(self, size: int, stream: CudaStream) -> None:
+        self.size, self._stream = size, stream
+        self.address = cupy.cuda.runtime.mallocAsync(size, stream.handle)
+        cupy.cuda.runtime.memsetAsync(self.address, 0, size, stream.handle)
+        stream.cupy.synchronize()
 
     def free(self) -> None:
         """Give it back."""
         address, self.address = self.address, 0
         if address:
-            cupy.cuda.runtime.free(address)
+            cupy.cuda.runtime.freeAsync(address, self._stream.handle)
 
 
 class CudaWords:
@@ -61,9 +65,14 @@ class CudaWords:
 class CudaStream:
     """A non-blocking stream."""
 
-    def __init__(self) -> None:
-        self.cupy = cupy.cuda.Stream(non_blocking=True)
+    def __init__(self, stream: Any = None) -> None:
+        self.cupy = cupy.cuda.Stream(non_blocking=True) if stream is None else stream
         self.handle = int(self.cupy.ptr)
+
+    @classmethod
+    def of(cls, stream: Any) -> CudaStream:
+        """A stream of CuPy's."""
+        return cls(stream)
 
 
 class CudaEvent:
@@ -115,6 +124,8 @@ class CudaDevice:
             raise UsageError(f"GPU {index} was asked for and this host has {count}")
         self.index = index
         self.enter()
+        self._null = [CudaStream.of(cupy.cuda.Stream.null)]
+        self._allocating = CudaStream()
         self._publish = _load(kernels.publish_kernel())
         self._verify = _load(kernels.verify_kernel())
 
@@ -124,7 +135,7 @@ class CudaDevice:
 
     def memory(self, size: int) -> CudaMemory:
         """Zeroed device memory."""
-        return CudaMemory(size)
+        return CudaMemory(size, self._allocating)
 
     def host_words(self, count: int) -> CudaWords:
         """Zeroed pinned words."""
@@ -148,24 +159,34 @@ class CudaDevice:
 
     def readers(self) -> list[CudaEvent]:
         """Events on the streams of the application."""
-        return [CudaEvent(stream) for stream in self._application()]
+        return [CudaEvent(stream.cupy) for stream in self._application()]
 
-    def _application(self) -> list[Any]:
+    def _application(self) -> list[CudaStream]:
         """CuPy's current stream, torch's, and the legacy default stream."""
-        streams = [cupy.cuda.get_current_stream()]
+        current = cupy.cuda.get_current_stream()
         torch = sys.modules.get("torch")
+        if current.ptr == 0 and torch is None:
+            return self._null
+        streams = {current.ptr: CudaStream.of(current), 0: self._null[0]}
         if torch is not None and torch.cuda.is_initialized():
             handle = torch.cuda.current_stream(self.index).cuda_stream
-            streams.append(cupy.cuda.ExternalStream(handle))
-        unique = {stream.ptr: stream for stream in streams}
-        unique.setdefault(0, cupy.cuda.Stream.null)
-        return list(unique.values())
+            streams.setdefault(handle, CudaStream.of(cupy.cuda.ExternalStream(handle)))
+        return list(streams.values())
 
-    def hold(self, stream: CudaStream) -> None:
-        """Let the application's later work wait for what a stream has to do now."""
-        event = CudaEvent(stream.cupy)
-        for application in self._application():
-            application.wait_event(event.cupy)
+    def application(self) -> CudaStream:
+        """The application's stream, behind what its other streams have queued so far."""
+        first, *others = self._application()
+        for other in others:
+            first.cupy.wait_event(CudaEvent(other.cupy).cupy)
+        return first
+
+    def published(self, stream: CudaStream) -> None:
+        """Let the application's other streams wait for what :meth:`application` has now."""
+        _, *others = self._application()
+        if others:
+            event = CudaEvent(stream.cupy)
+            for other in others:
+                other.cupy.wait_event(event.cupy)
 
     def publish(self, stream: CudaStream, grid: tuple[int, int], *arguments: int) -> None:
         """Launch the publishing kernel."""

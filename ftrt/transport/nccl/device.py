@@ -77,8 +77,11 @@ class Device(Protocol):
     def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
         """What ``work`` puts into a stream, as a graph, without running it."""
 
-    def hold(self, stream: Any) -> None:
-        """Let the application's later work wait for what a stream has to do now."""
+    def application(self) -> Any:
+        """The application's stream, behind what its other streams have queued so far."""
+
+    def published(self, stream: Any) -> None:
+        """Let the application's other streams wait for what :meth:`application` has now."""
 
     def array(self, value: Any) -> Any:
         """``value`` as an array of this device's kind in C order; UsageError if it is elsewhere."""

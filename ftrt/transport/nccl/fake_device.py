@@ -151,6 +151,7 @@ class FakeDevice:
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
+        self._own: FakeStream | None = None
 
     def enter(self) -> None:
         """Every thread may use it."""
@@ -235,10 +236,16 @@ class FakeDevice:
         finally:
             stream.captured = None
 
-    def hold(self, stream: FakeStream) -> None:
-        """Wait: nothing of the application is ever queued here."""
-        if stream.captured is None:
-            self.mark(stream).wait(10.0)
+    def application(self) -> FakeStream:
+        """The stream of the application, which queues nothing but our copies."""
+        if self._own is None:
+            self._own = FakeStream()
+        return self._own
+
+    def published(self, stream: FakeStream) -> None:
+        """Wait for the copy: the application works on host memory at once."""
+        if not self.mark(stream).wait(10.0):
+            raise UsageError("a copy took more than 10 s")
 
     def array(self, value: Any) -> FakeArray:
         """``value`` in C order, on this device."""

@@ -8,6 +8,7 @@ connected pair for a channel claims it, by creating a file that nobody else can 
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from ftrt.transport.nccl.lib import ID_BYTES
 from ftrt.transport.nccl.states import Communicator, State
 
 CONNECT_TIMEOUT_S = 20.0
+_SIZES = struct.Struct("<qq")
 _LOOK_EVERY_S = 0.02
 _POLL_S = 0.0005
 
@@ -116,31 +118,40 @@ class Pairs:
     """
 
     def __init__(
-        self, directory: Path, process: int, device: Any, library: Any, blocking: bool = True
+        self,
+        directory: Path,
+        process: int,
+        device: Any,
+        library: Any,
+        blocking: bool = True,
+        prepare: Callable[[int, int], object] = lambda slots, slot_bytes: None,
     ) -> None:
         self._directory, self.process = directory, process
         directory.mkdir(exist_ok=True)
         self._device, self._library = device, library
-        self._blocking = blocking
+        self._blocking, self._prepare = blocking, prepare
         self._pairs: dict[str, Pair] = {}
         self._numbers = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self.ended = 0
-        self.left_behind: list[str] = []
+        self.left_behind: list[tuple[str, Any]] = []
         self._ends: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._watch, daemon=True, name="nccl offers")
         self._thread.start()
 
-    def offer(self, peer: int) -> Pair:
-        """Begin to make a communicator with another process."""
+    def offer(self, peer: int, sizes: tuple[int, int] = (0, 0)) -> Pair:
+        """Begin to make a communicator with another process.
+
+        ``sizes`` are the slots, and the bytes of each, that it will probably need there.
+        """
         with self._lock:
             self._numbers += 1
             name = f"{self.process}-{peer}-{self._numbers}"
             pair = self._pairs[name] = Pair(self._device, self._library, name, 0, self._blocking)
         unique_id = self._library.unique_id()
         new = self._directory / f"new-{name}"
-        new.write_bytes(unique_id.ljust(ID_BYTES, b"\0"))
+        new.write_bytes(unique_id.ljust(ID_BYTES, b"\0") + _SIZES.pack(*sizes))
         new.rename(self._directory / f"offer-{name}")
         pair.join(unique_id)
         return pair
@@ -197,8 +208,8 @@ class Pairs:
         with self._lock:
             return list(self._pairs.values())
 
-    def retire(self, pair: Pair, then: Callable[[], object] = lambda: None) -> None:
-        """End a pair in the background; ``then`` is called once nothing can use it any more."""
+    def retire(self, pair: Pair, memory: Any = None) -> None:
+        """End a pair in the background; ``memory`` is kept until nothing can write it any more."""
         if pair.retired:
             return
         pair.retired = True
@@ -207,9 +218,8 @@ class Pairs:
             self._device.enter()
             if pair.end():
                 self.ended += 1
-                then()
             else:  # what it uses may still be written: it is kept for good
-                self.left_behind.append(pair.name)
+                self.left_behind.append((pair.name, memory))
             with self._lock:
                 self._pairs.pop(pair.name, None)
             for kind in ("offer", "claim"):
@@ -236,7 +246,11 @@ class Pairs:
                 pair = Pair(self._device, self._library, pair_name, 1, self._blocking)
                 self._pairs[pair_name] = pair
             try:
-                pair.join((self._directory / name).read_bytes())
+                offered = (self._directory / name).read_bytes()
+                pair.join(offered[:ID_BYTES])
+                slots, slot_bytes = _SIZES.unpack(offered[ID_BYTES:])
+                if slots:
+                    self._prepare(slots, slot_bytes)
             except OSError:
                 pair.failure = "the offer was taken back"
 

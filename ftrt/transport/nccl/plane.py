@@ -7,6 +7,8 @@ the GPUs of one host.
 from __future__ import annotations
 
 import os
+import queue
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,12 +68,15 @@ class NcclPlane:
         self._process_of = process_of
         self._directory = directory / FOLDER
         self._spares, self._standby = spares, standby
-        self.pairs = Pairs(self._directory, process, device, library, path != "revoke")
         self._reserve: dict[tuple[int, int], list[SlotMemory]] = {}
+        self._wanted: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        threading.Thread(target=self._make_reserves, daemon=True, name="nccl reserve").start()
+        self.pairs = Pairs(
+            self._directory, process, device, library, path != "revoke", self.set_aside
+        )
         self._sending: dict[str, SendNccl] = {}
         self._receiving: dict[str, RecvNccl] = {}
-        self._kept: list[Any] = []
-        self._waiting: list[tuple[SlotMemory, list[Any]]] = []
+        self.sizes = (0, 0)
 
     # -- what channels need -----------------------------------------------------------------------
 
@@ -86,20 +91,19 @@ class NcclPlane:
             return reserve.pop()
         return SlotMemory(self.device, slots, slot_bytes)
 
+    def _make_reserves(self) -> None:
+        self.device.enter()
+        while True:
+            size = self._wanted.get()
+            reserve = self._reserve.setdefault(size, [])
+            if not reserve:
+                reserve.append(SlotMemory(self.device, *size))
+
     def set_aside(self, slots: int, slot_bytes: int) -> None:
         """Have one set of slots of a size in reserve, for the channel after a fault."""
-        slot_bytes = -(-slot_bytes // 64) * 64
-        reserve = self._reserve.setdefault((slots, slot_bytes), [])
-        if self._standby and not reserve:
-            reserve.append(SlotMemory(self.device, slots, slot_bytes))
-
-    def keep(self, owners: Any) -> None:
-        """Nothing: arrays keep their own memory alive through their owner."""
-
-    def free_later(self, memory: SlotMemory, owners: list[Any]) -> None:
-        """Give memory back once the application holds no array in it."""
-        if not owners:
-            memory.free()
+        self.sizes = (slots, -(-slot_bytes // 64) * 64)
+        if self._standby:
+            self._wanted.put(self.sizes)
 
     # -- channels -------------------------------------------------------------------------------
 
@@ -126,8 +130,8 @@ class NcclPlane:
             dest=link.dest,
         )
         self._sending[key] = channel
-        self.provide(peer)
         self.set_aside(slots, slot_bytes)
+        self.provide(peer)
         return channel
 
     def make_recv(self, link: Any, after: int) -> tuple[RecvNccl, int] | None:
@@ -149,6 +153,7 @@ class NcclPlane:
                 self._receiving.pop(key).retire()
             channel = RecvNccl(self, path, pair)
             self._receiving[key] = channel
+            self.set_aside(channel.slots, channel.slot_bytes)
             self.provide(None)
             return channel, generation
         return None
@@ -167,7 +172,7 @@ class NcclPlane:
             if other == self.process:
                 continue
             for _ in range(self._standby - self.pairs.free_with(other)):
-                self.pairs.offer(other)
+                self.pairs.offer(other, self.sizes)
 
     def ready(self) -> bool:
         """Whether no communicator is in the making."""

@@ -18,11 +18,14 @@ from ftrt.transport.base import Frame
 from ftrt.transport.nccl import control, wire
 from ftrt.transport.nccl.kernels_grid import grid_of
 from ftrt.transport.nccl.send import GRAPH_FROM
-from ftrt.transport.nccl.slots import SlotMemory, addresses
+from ftrt.transport.nccl.slots import SlotMemory, addresses, expect, verdict
 from ftrt.transport.ring import RecvRing
 from ftrt.transport.slots import Verdict
 
 _GRAPHS = 16
+_SOUND = 1
+#: Up to so many bytes a group is checked in the graph that receives it: a launch costs more.
+_CHECK_WITHIN_BYTES = 1 << 18
 _NAMES = {
     Verdict.EMPTY: "empty",
     Verdict.STALE: "stale",
@@ -37,8 +40,6 @@ class _Posted(NamedTuple):
     note: control.Note
     slot: int
     operation: int
-    rows: np.ndarray
-    expected: np.ndarray
 
 
 class _Owner:
@@ -60,9 +61,10 @@ class RecvNccl:
         self.slots = sizes >> 32
         self._mem: SlotMemory = plane.memory_of(self.slots, sizes & 0xFFFFFFFF)
         self.path = path
+        self.slot_bytes = self._mem.slot_bytes
         self._page = control.Page(path.with_name(f"page-{path.name}"))
         self._stream_id = int(self._notes._map[_stream_word()])
-        self._receiving, self._checking = self._device.stream(), self._device.stream()
+        self._receiving, self._checking = self._mem.streams
         self._posted: deque[_Posted] = deque()
         self._again: _Posted | None = None
         self._owners: dict[int, tuple[int, _Owner]] = {}
@@ -84,12 +86,10 @@ class RecvNccl:
         head = self._again or (self._posted[0] if self._posted else None)
         if head is None or head.note.group != self._delivered + 1:
             return None
-        state = head.rows[:, 0]
-        if not ((state >> np.uint64(3)) == head.expected).all():
-            return None
-        verdicts = state & np.uint64(7)
-        if (verdicts != int(Verdict.OK)).any():
-            self._refuse(head, verdicts)
+        found = verdict(self._mem.table, head.slot, head.note.slots, head.operation)
+        if found != _SOUND:
+            if found:
+                self._refuse(head)
             return None
         if self._again is not None:
             self._again = None
@@ -136,14 +136,9 @@ class RecvNccl:
     def _post(self, note: control.Note) -> None:
         mem, count = self._mem, note.slots
         slot = (note.frame - 1) % mem.slots
-        params = mem.params[slot]
-        rows = mem.table[slot : slot + count]
-        rows[:, 0] = 0
         operation = self._operation
         self._operation += count
-        params[wire.P_OPERATION], params[wire.P_FRAME] = operation, note.frame
-        params[wire.P_NEXT_SEQ] = 0  # what a channel brings twice the receiver of the stream sees
-        expected = np.arange(operation, operation + count, dtype=np.uint64)
+        expect(mem.table, mem.params, slot, count, operation, note.frame)
         # What the application has queued may still read the slots of before.
         for event in self._device.readers():
             self._device.wait(self._receiving, event)
@@ -159,7 +154,7 @@ class RecvNccl:
                 self._device.spoil(self._receiving, at)
             self._device.wait(self._checking, self._device.mark(self._receiving))
             self._check(self._checking, *key)
-        posted = _Posted(note, slot, operation, rows, expected)
+        posted = _Posted(note, slot, operation)
         if note.again:
             self._again = posted
         else:
@@ -193,22 +188,28 @@ class RecvNccl:
     def _replay(self, key: tuple) -> None:
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._device.capture(self._receiving, lambda: self._receive(*key))
+            graph = self._device.capture(self._receiving, lambda: self._captured(*key))
             self._graphs[key] = graph
             self.pair.graphs.append(graph)
         graph.launch(self._receiving)
-        self._device.wait(self._checking, self._device.mark(self._receiving))
-        self._check(self._checking, *key)
+        if key[1] * key[2] > _CHECK_WITHIN_BYTES:
+            self._device.wait(self._checking, self._device.mark(self._receiving))
+            self._check(self._checking, *key)
 
-    def _refuse(self, head: _Posted, verdicts: np.ndarray) -> None:
+    def _captured(self, slot: int, count: int, size: int) -> None:
+        self._receive(slot, count, size)
+        if count * size <= _CHECK_WITHIN_BYTES:
+            self._check(self._receiving, slot, count, size)
+
+    def _refuse(self, head: _Posted) -> None:
         """Count what is wrong with a group, and ask for it again."""
-        for verdict in verdicts.tolist():
-            name = _NAMES.get(Verdict(verdict))
+        for word in self._mem.table[head.slot : head.slot + head.note.slots, 0].tolist():
+            name = _NAMES.get(Verdict(word & 7))
             if name is not None:
                 self.counters[name] += 1
         if self._again is None:
             self._posted.popleft()
-        self._again = head._replace(expected=head.expected + np.uint64(1 << 60))  # until it comes
+        self._again = head._replace(operation=-1)  # until it comes
         self._nacks += 1
         self.counters["nacks"] += 1
         self._page.put(control.G_NACK, head.note.group)
@@ -262,10 +263,8 @@ class RecvNccl:
             return
         self._retired = self._superseded = True
         self._graphs.clear()
-        self._plane.keep(self._owners)  # arrays of them may still be in use
-        memory = self._mem
-        held = [owner for _, owner in self._owners.values()]
-        self._plane.pairs.retire(self.pair, lambda: self._plane.free_later(memory, held))
+        self._owners.clear()
+        self._plane.pairs.retire(self.pair, self._mem)
 
     def damage(self, _frame: int) -> None:
         """Fault injection: flip bits in the next group that arrives, before it is checked."""

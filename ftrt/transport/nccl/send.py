@@ -17,7 +17,7 @@ import numpy as np
 from ftrt.errors import FtrtError, PeerFailed, UsageError
 from ftrt.transport.nccl import control, wire
 from ftrt.transport.nccl.kernels_grid import grid_of
-from ftrt.transport.nccl.slots import SlotMemory, addresses
+from ftrt.transport.nccl.slots import SlotMemory, addresses, fill
 from ftrt.transport.ring import SendRing
 from ftrt.transport.ring_admin import seal_sender
 from ftrt.transport.slots import BATCH
@@ -71,7 +71,8 @@ class SendNccl:
             first_seq=slots << 32 | self.slot_bytes,
             **ring,
         )
-        self._publishing, self._sending = self._device.stream(), self._device.stream()
+        self._sending = self._mem.streams[0]
+        self._writer = control.Writer()
         self._groups: deque[_Group] = deque()
         self._group = self._released = self._healed = self._note = 0
         self._lap = self._next = self._used = self._freed = 0
@@ -230,49 +231,43 @@ class SendNccl:
 
     def _tell(self, note: control.Note) -> bool:
         self._note += 1
-        if self._notes.try_send(self._note, control.write(note), note.epoch):
+        if self._notes.try_send(self._note, self._writer.write(note), note.epoch):
             return True
         self._note -= 1
         return False
 
     def _post(self, note: control.Note, slot: int, payload: Any) -> None:
         """Publish a group's slots and send them."""
-        device, count = self._device, note.slots
-        self._fill(note, slot, payload)
-        for event in device.readers():  # the application may still be writing the payload
-            device.wait(self._publishing, event)
+        count = note.slots
         try:
             key = (slot, count, note.frame_bytes)
             if count >= GRAPH_FROM and self._plane.path != "eager" and self._usual(key):
-                self._replay(key, note, slot)
+                self._replay(key, note, slot, payload)
             else:
-                self._post_eagerly(note, slot)
+                self._post_eagerly(note, slot, payload)
         except PeerFailed as failure:
             self.broken = failure
-        device.hold(self._publishing)  # what the application writes next waits for the copy
 
-    def _fill(self, note: control.Note, slot: int, payload: Any) -> None:
-        """Write the rows that the publishing kernel reads."""
-        count, size = note.slots, note.frame_bytes
-        table = self._mem.table[slot : slot + count]
-        steps = np.arange(count, dtype=np.uint64)
+    def _publish(self, note: control.Note, slot: int, payload: Any) -> None:
+        """Copy the payload into its slots and let the sends wait for that.
+
+        The copy is queued in the application's stream: so it sees what was written to the payload
+        before, and what is written later does not reach it.
+        """
+        device, mem, count, size = self._device, self._mem, note.slots, note.frame_bytes
         each = note.count // count
-        table[:, wire.T_SOURCE] = self._device.address(payload) + steps * np.uint64(size)
-        table[:, wire.T_BYTES] = size
-        table[:, wire.T_FRAME] = note.frame + steps
-        table[:, wire.T_IDENT] = note.epoch << 32 | self._stream_id
-        table[:, wire.T_SEQ] = note.seq + steps * np.uint64(each)
-        table[:, wire.T_TALLY] = each << 32 | (BATCH if note.records else 0)
-        table[:, wire.T_PART] = 1
-
-    def _publish(self, stream: Any, slot: int, count: int, size: int) -> None:
-        mem = self._mem
-        self._device.publish(
+        ident, flags = note.epoch << 32 | self._stream_id, BATCH if note.records else 0
+        source = device.address(payload)
+        fill(mem.table, slot, count, source, size, note.frame, ident, note.seq, each, flags)
+        stream = device.application()
+        device.publish(
             stream,
             grid_of(size, count),
             *(mem.memory.address, mem.stride, mem.slots),
             *(mem.table_address + slot * wire.ROW_WORDS * 8, mem.scratch.address),
         )
+        device.wait(self._sending, device.mark(stream))
+        device.published(stream)
 
     def _transfer(self, slot: int, count: int, size: int) -> None:
         sizes = np.full(count, wire.wire_bytes(size), np.int64)
@@ -280,10 +275,8 @@ class SendNccl:
             self.pair.other, addresses(self._mem, slot, count), sizes, self._sending.handle
         )
 
-    def _post_eagerly(self, note: control.Note, slot: int) -> None:
-        device = self._device
-        self._publish(self._publishing, slot, note.slots, note.frame_bytes)
-        device.wait(self._sending, device.mark(self._publishing))
+    def _post_eagerly(self, note: control.Note, slot: int, payload: Any) -> None:
+        self._publish(note, slot, payload)
         self._transfer(slot, note.slots, note.frame_bytes)
         self.counters["eager"] += 1
 
@@ -295,17 +288,15 @@ class SendNccl:
             self._seen.clear()
         return seen > 1 and len(self._graphs) < _GRAPHS
 
-    def _replay(self, key: tuple, note: control.Note, slot: int) -> None:
-        """Publish at once, then replay the sends of this place and size."""
-        device = self._device
+    def _replay(self, key: tuple, note: control.Note, slot: int, payload: Any) -> None:
+        """Publish, then replay the sends of this place and size."""
         graph = self._graphs.get(key)
         if graph is None:
             count, size = note.slots, note.frame_bytes
-            graph = device.capture(self._sending, lambda: self._transfer(slot, count, size))
+            graph = self._device.capture(self._sending, lambda: self._transfer(slot, count, size))
             self._graphs[key] = graph
             self.pair.graphs.append(graph)
-        self._publish(self._publishing, slot, note.slots, note.frame_bytes)
-        device.wait(self._sending, device.mark(self._publishing))
+        self._publish(note, slot, payload)
         graph.launch(self._sending)
         self.counters["graph"] += 1
 
@@ -337,12 +328,10 @@ class SendNccl:
         self._healed = self._page.get(control.G_NACKS)
         self.counters["again"] += 1
         if not self.broken:
-            self._fill(note, held.slot, payload)
             try:
-                self._post_eagerly(note, held.slot)
+                self._post_eagerly(note, held.slot, payload)
             except PeerFailed as failure:
                 self.broken = failure
-            self._device.hold(self._publishing)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -365,7 +354,7 @@ class SendNccl:
         self._retired = True
         if self.pair.connected or self.pair.failure is None:
             self._graphs.clear()
-            self._plane.pairs.retire(self.pair, self._mem.free)
+            self._plane.pairs.retire(self.pair, self._mem)
 
     @property
     def failed(self) -> str | None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import njit, types
 
 from ftrt.transport.nccl import wire
 
+_U64, _I64 = types.uint64, types.int64
+
 
 class SlotMemory:
-    """``slots`` slots, a table or verdicts of eight words each in host memory, and scratch words.
+    """Slots, two streams, a table or verdicts in host memory, and scratch words.
+
+    It is given back with its last reference: a channel's, an array's that lies in it, or, while a
+    communicator may still write it, that of whoever ends the communicator.
 
     Attributes
     ----------
@@ -23,6 +29,8 @@ class SlotMemory:
     def __init__(self, device: Any, slots: int, slot_bytes: int) -> None:
         self.slots, self.stride = slots, wire.stride_of(slot_bytes)
         self.slot_bytes = self.stride - wire.HEADER_BYTES
+        # Made beforehand with the rest: amid a fault nothing may wait for work that is stuck.
+        self.streams = device.stream(), device.stream()
         self.memory = device.memory(slots * self.stride)
         self.scratch = device.memory(slots * wire.SCRATCH_BYTES)
         self.host = device.host_words(2 * slots * wire.ROW_WORDS)
@@ -40,13 +48,53 @@ class SlotMemory:
         """Bytes of GPU memory that it takes."""
         return self.memory.size + self.scratch.size
 
-    def free(self) -> None:
-        """Give the GPU memory back; nothing may use it any more."""
-        self.memory.free()
-        self.scratch.free()
+    def __del__(self) -> None:
+        for memory in (getattr(self, "memory", None), getattr(self, "scratch", None)):
+            if memory is not None:
+                memory.free()
 
 
 def addresses(memory: SlotMemory, slot: int, count: int) -> np.ndarray:
     """Addresses of slots that follow each other."""
     first = memory.address_of(slot)
     return first + memory.stride * np.arange(count, dtype=np.int64)
+
+
+@njit(types.void(types.Array(_U64, 2, "C"), *(_I64,) * 9), cache=True, nogil=True)
+def fill(table, slot, count, source, size, frame, ident, seq, each, flags):
+    """Write the rows that the publishing kernel reads: ``count`` slots of ``size`` bytes."""
+    for i in range(count):
+        row = table[slot + i]
+        row[0] = _U64(source + i * size)
+        row[1] = _U64(size)
+        row[2] = _U64(frame + i)
+        row[3] = _U64(ident)
+        row[4] = _U64(seq + i * each)
+        row[5] = _U64(each << 32 | flags)
+        row[6] = _U64(1)
+
+
+@njit(
+    types.void(types.Array(_U64, 2, "C"), types.Array(_U64, 2, "C"), *(_I64,) * 4),
+    cache=True,
+    nogil=True,
+)
+def expect(table, params, slot, count, operation, frame):
+    """Clear the verdicts of slots and say what the checking kernel is to expect there."""
+    for i in range(count):
+        table[slot + i, 0] = _U64(0)
+    params[slot, 0] = _U64(operation)
+    params[slot, 1] = _U64(frame)
+    params[slot, 2] = _U64(0)  # what comes twice the receiver of the stream sees
+
+
+@njit(types.int64(types.Array(_U64, 2, "C"), _I64, _I64, _I64), cache=True, nogil=True)
+def verdict(table, slot, count, operation):
+    """0 while a verdict is missing, 1 if all slots are sound, else 2."""
+    sound = True
+    for i in range(count):
+        word = table[slot + i, 0]
+        if (word >> _U64(3)) != _U64(operation + i):
+            return 0
+        sound = sound and (word & _U64(7)) == _U64(0)
+    return 1 if sound else 2
