@@ -376,7 +376,8 @@ class Sender:
             upto = give_up(lane.ring) - 1
             lane.have.add(1, max(0, upto))
             self._renew(lane)
-            rt.note("aborted", stream=self.stream, dest=lane.dest, upto=upto)
+            held = {"held": self._job.plane.held()} if hasattr(self._job.plane, "held") else {}
+            rt.note("aborted", stream=self.stream, dest=lane.dest, upto=upto, **held)
             self._pump(lane)
             lane.bell.ring()
 

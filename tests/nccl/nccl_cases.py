@@ -258,8 +258,10 @@ def make(library: str, rank: int):
         return FakeNccl(), FakeDevice(rank)
     from ftrt.transport.nccl.cuda import CudaDevice
     from ftrt.transport.nccl.lib import Nccl
+    from ftrt.transport.nccl.placement import share
 
-    return Nccl(), CudaDevice(rank)
+    index = share(rank) if os.environ.get("FTRT_SHARE_GPU") == "1" else rank
+    return Nccl(), CudaDevice(index)
 
 
 def main() -> None:

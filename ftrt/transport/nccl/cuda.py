@@ -133,6 +133,11 @@ class CudaDevice:
         """Make this the calling thread's current device."""
         cupy.cuda.Device(self.index).use()
 
+    def used_bytes(self) -> int:
+        """Memory of this GPU that is in use, by whomever."""
+        free, total = cupy.cuda.runtime.memGetInfo()
+        return int(total - free)
+
     def memory(self, size: int) -> CudaMemory:
         """Zeroed device memory."""
         return CudaMemory(size, self._allocating)

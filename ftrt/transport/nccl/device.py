@@ -41,6 +41,9 @@ class Device(Protocol):
     index: int
     kind: type | None  # as in ftrt.transport.arrays: every array is looked at
 
+    def used_bytes(self) -> int:
+        """Memory of this GPU that is in use, by whomever."""
+
     def memory(self, size: int) -> Memory:
         """Zeroed device memory."""
 
