@@ -38,14 +38,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Stop:
-    """Remembers SIGINT or SIGTERM while it is entered."""
+    """Remembers SIGINT, SIGTERM or SIGHUP, which a terminal sends that is closed, while entered."""
 
     def __init__(self) -> None:
         self.signum = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+                continue  # nohup: whoever started us wants the job to go on
             with contextlib.suppress(ValueError):  # not the main thread: the caller's business
                 self._before[signum] = signal.signal(signum, self._remember)
         return self
@@ -119,6 +121,7 @@ class Attempt:
         self._gauge = Gauge(job_directory(env["FTRT_JOB"], self._number) / "board")
         self._lost_since: float | None = None
         self._gave_up = ""
+        self._mpirun_ended: int | None = None
         self.output = Output(screen.out, screen.err)
         self.records: dict[int, dict[str, Any]] = {}
 
@@ -138,15 +141,16 @@ class Attempt:
             if verdict.kind == "done":
                 self._see_off(process, stop)
             self._wait(process, GRACE_S if verdict.kind == "done" else BAD_GRACE_S)
+            self._mpirun_ended = process.poll()
             if process.poll() is not None and self._agent.poll() is None:
                 self._wait(self._agent, BAD_GRACE_S)  # it speaks for ranks that could not
         finally:
             self._tear_down(process)
             if held is not None:
                 os.close(held)
-        self._show_events()  # and the output was read to its end
-        if stop.signum:
+        if stop.signum:  # who died of it is no news
             return Verdict("failed", f"stopped by {signal.Signals(stop.signum).name}")
+        self._show_events()  # and the output was read to its end
         return self._final(verdict, process.returncode)
 
     def _start_mpirun(self) -> subprocess.Popen[str]:
@@ -210,8 +214,9 @@ class Attempt:
             return Verdict("running")  # mpirun may be about to tell it better
         return Verdict(
             "error",
-            f"process {lost[0]} ended without ftrt.init(), and the others wait for it: "
-            "every process calls it, and the spares among them wait inside",
+            f"process {lost[0]} ended without ftrt.init(), and the others wait for it: every "
+            "process calls it, and the spares among them wait inside (if it was killed from "
+            "outside: start again)",
         )
 
     def _final(self, decided: Verdict, status: int | None) -> Verdict:
@@ -223,6 +228,8 @@ class Attempt:
             return verdict
         if decided.kind == "error":
             return decided
+        if self._mpirun_ended is not None and self._mpirun_ended < 0 and self._began():
+            return Verdict("failed", self._without_mpirun(-self._mpirun_ended))
         if (
             reason := self._reason() or self._gave_up
         ):  # the host's agent knows best why nothing could be repaired
@@ -232,6 +239,12 @@ class Attempt:
         if shown := self.output.tracebacks.shown:
             return Verdict("error", "the program raised before it had joined the job", shown[0])
         return before_the_job(status)
+
+    def _without_mpirun(self, signum: int) -> str:
+        return (
+            f"mpirun was ended by {signal.Signals(signum).name}, and its ranks with it; nothing "
+            "that was committed is lost, `ftrt run --resume` goes on from the ledger"
+        )
 
     def _lost_anybody(self) -> bool:
         """Did a process die in this attempt? Then mpirun's status says nothing of the others."""

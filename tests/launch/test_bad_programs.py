@@ -108,11 +108,11 @@ def _left(job):
     return _alive(job) + [n for n in os.listdir("/dev/shm") if n.startswith(f"ftrt-{job[:8]}")]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_signals_leave_nothing(tmp_path, signum):
     command = [sys.executable, "-m", "ftrt.cli", "run", "-n", "2", "--spares", "1", "--ledger"]
     command += [tmp_path / "ledger", STREAM, "--messages", 10**8]
-    launcher = subprocess.Popen(list(map(str, command)), env=ENV, stderr=subprocess.DEVNULL)
+    launcher = subprocess.Popen(list(map(str, command)), env=ENV, stderr=subprocess.PIPE, text=True)
     try:
         end = time.monotonic() + 30
         while not (tmp_path / "ledger/epochs/000001.json").exists() and time.monotonic() < end:
@@ -126,5 +126,20 @@ def test_signals_leave_nothing(tmp_path, signum):
         assert not left
         status = launcher.wait(2)
         assert status == (-signum if signum == signal.SIGKILL else 128 + signum)
+        told = launcher.stderr.read().splitlines()[2:]
+        assert told == ([] if status < 0 else [f"ftrt: exit {status}: stopped by {signum.name}"])
     finally:
         launcher.kill()
+        launcher.stderr.close()
+
+
+def test_a_job_under_nohup_outlives_its_terminal(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, ftrt\nwith ftrt.init() as rt:\n"
+        "    os.kill(rt.config.launcher_pid, signal.SIGHUP)\n"
+    )
+    command = ["nohup", sys.executable, "-m", "ftrt.cli", "run", "-n", "1"]
+    command += ["--ledger", str(tmp_path / "ledger"), str(program)]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr

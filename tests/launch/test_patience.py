@@ -132,6 +132,14 @@ def test_an_agent_that_stands_still_is_given_up_after_its_time():
         agent.wait()
 
 
+def test_an_mpirun_that_is_killed_is_named(tmp_path):
+    text = "with ftrt.init():\n    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(60)\n"
+    ended, took_s = job(tmp_path, text, "--spares", 1)
+    assert ended.status == 3, ended.output
+    assert ended.report["reason"].startswith("mpirun was ended by SIGKILL, and its ranks with it")
+    assert took_s < 15
+
+
 def test_an_mpirun_that_does_not_exit_is_ended(tmp_path):
     mpirun = tmp_path / "mpirun"
     mpirun.write_text(ENDS_AND_STAYS.format(python=sys.executable, mpirun=find_mpirun()))
