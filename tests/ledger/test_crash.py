@@ -105,6 +105,29 @@ def test_plain_h5py_reads_it_while_mapped_and_after_sigkill(tmp_path):
             assert file["words"][0] & 0xFFFFFFFF == 9
 
 
+def test_a_segment_that_comes_after_the_end_counts_for_nothing(tmp_path):
+    pool = make_directory(tmp_path, pages=1)
+    log = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
+    log.append(1)
+    closer, seals = seal.RankCloser(tmp_path, 1, 0), []
+
+    def close_between(name: str) -> None:
+        # The new segment has its name, and segment 0 does not count it yet.
+        if name == "segment.claimed":
+            assert closer.map() == 2
+            seals.extend(closer.close())
+
+    steps.install(close_between)
+    try:
+        with pytest.raises(LedgerClosed):
+            log.append(1 << 40)  # too far away for the segment
+    finally:
+        steps.install(None)
+    assert [sealed["segment"] for sealed in seals] == [0]
+    record.create_record(tmp_path, {"epoch": 2, "job": JOB, "seals": seals})
+    assert audit.audit(tmp_path)["consumed"] == 1
+
+
 def state_steps(directory, die_at: int, seen: int) -> None:
     ledger = open_ledger(LedgerPool(directory, 1))
     log = ledger.stream(CONSUMED, "a", 1, 0)

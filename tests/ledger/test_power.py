@@ -212,6 +212,28 @@ def test_a_spool_is_synced_before_the_commits_behind_it(tmp_path, directory):
     assert names[0].startswith("spool-") and names[-1] == "e000001-r0000-s000.h5"
 
 
+def test_names_are_synced_before_the_mark_that_needs_them(directory, monkeypatch):
+    begin_job(directory)
+    rank = Rank(directory)
+    rank.consume(0, 10)
+    order: list[str] = []
+    replace, fsync = os.replace, os.fsync
+
+    def synced(descriptor):
+        order.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def replaced(source, target):
+        order.append("marked")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    rank.syncer.sync()
+    assert str(directory) in order[: order.index("marked")]
+    assert str(directory) in order[order.index("marked") :]  # and the mark's own name
+
+
 def test_what_a_source_keeps_is_synced_before_what_was_consumed_of_it(directory):
     order = []
     begin_job(directory)

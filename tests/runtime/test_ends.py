@@ -145,6 +145,24 @@ WRONG_HOOK = """
 """
 
 
+LATE_DAMAGE = """
+    import time
+    if rt.rank == 0:
+        with rt.sender("s", to=1, **HOW) as out:
+            for seq in (1, 2):
+                out.send(make(seq))
+    else:
+        time.sleep(0.3)  # the sender waits, and gives back what nobody needs
+        end = rt.receiver("s", source=0)
+        for seq in (1, 2):
+            end.corrupt_next()
+            message = end.receive()
+            assert message.seq == seq and (message.array == seq).all()
+            with message.consume():
+                pass
+"""
+
+
 def job(tmp_path, text, *options):
     program = tmp_path / "program.py"
     program.write_text(HEAD + text)
@@ -185,6 +203,12 @@ def test_what_the_program_raises_while_its_rank_is_leaving_is_the_programs_error
     assert ended.status == 1 and ended.report["attempts"] == 1
     assert ended.report["reason"] == "rank 0 raised ValueError: a hook of the program's"
     assert ended.output.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("how", [{"volatile": True}, {"spool": True}])
+def test_the_oldest_message_that_is_not_consumed_is_kept(tmp_path, how):
+    ended = job(tmp_path, LATE_DAMAGE.replace("HOW", repr(how)))
+    assert len(ended.named("healed")) == 2
 
 
 def test_a_rank_that_dies_after_its_work_is_done(tmp_path):
