@@ -27,11 +27,17 @@ from ftrt.runtime.config import TIMEOUTS, Config
 #: Settings of the launcher's environment that ranks get; an option is stronger.
 _PASSED_ON = (
     *("FTRT_SHM", "FTRT_SYNC_INTERVAL_S", *map("FTRT_{}_TIMEOUT_S".format, TIMEOUTS)),
-    *("FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS", "FTRT_SHARE_GPU"),
+    *("FTRT_NCCL_MODE", "FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS", "FTRT_SHARE_GPU"),
 )
 
 #: Settings of the nccl plane that ranks read from the environment.
-_HANDED_ON = ("FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS", "FTRT_SHARE_GPU")
+_HANDED_ON = (
+    "FTRT_NCCL_MODE",
+    "FTRT_NCCL_PATH",
+    "FTRT_NCCL_LIBRARY",
+    "FTRT_FAKE_GPUS",
+    "FTRT_SHARE_GPU",
+)
 EXIT_OK, EXIT_PROGRAM, EXIT_USAGE, EXIT_IMPOSSIBLE = 0, 1, 2, 3
 
 

@@ -87,7 +87,7 @@ class Config:
                 "faults": tuple(json.loads(environment.get("FTRT_FAULTS", "[]"))),
                 "seed": int(environment.get("FTRT_SEED", "0") or 0),
                 "plane": environment.get("FTRT_PLANE") or "host",
-                "nccl_path": environment.get("FTRT_NCCL_PATH") or "graph",
+                "nccl_path": environment.get("FTRT_NCCL_MODE") or "graph",
                 "standby": int(environment.get("FTRT_STANDBY") or 1),
                 "gpus": int(environment.get("FTRT_GPUS") or 0),
                 "shm": _switch("FTRT_SHM", environment.get("FTRT_SHM") or "1"),

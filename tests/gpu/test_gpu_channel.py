@@ -32,7 +32,7 @@ def real_gpus(monkeypatch):
     ],
 )
 def test_nothing_is_lost_and_nothing_doubled(tmp_path, monkeypatch, path, faults, spares):
-    monkeypatch.setenv("FTRT_NCCL_PATH", path)
+    monkeypatch.setenv("FTRT_NCCL_MODE", path)
     arguments = ["--batch", 16, "--size", 65536 if path == "graph" else 4096]
     ended = stream_job(
         tmp_path, faults, spares=spares, messages=4000, options=PLANE, arguments=arguments

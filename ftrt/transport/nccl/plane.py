@@ -62,7 +62,7 @@ class NcclPlane:
         path: str = "graph",
     ) -> None:
         if path not in PATHS:
-            raise UsageError(f"FTRT_NCCL_PATH={path}: one of {', '.join(PATHS)}")
+            raise UsageError(f"FTRT_NCCL_MODE={path}: one of {', '.join(PATHS)}")
         self.device, self.library, self.process = device, library, process
         self.path = path
         self._process_of = process_of
