@@ -93,9 +93,14 @@ def audit(directory) -> dict:
 
 def _gather(directory: Path) -> list[tuple[int, list]]:
     """``(epoch, decoded streams)`` of every segment that counts."""
-    job = record.read_job(directory)["job"] if (directory / "job.json").exists() else None
+    segments = sorted(p for p in directory.glob("e*-s*.h5") if _SEGMENT.fullmatch(p.name))
     numbers = record.epochs(directory)
-    seals = _seals(directory, numbers, job)
+    if not segments and not numbers:
+        return []
+    job = record.read_job(directory)["job"]
+    records = {number: record.read_record(directory, number) for number in numbers}
+    _check_parents(directory, records)
+    seals = _seals(directory, records, job)
     gathered = []
     for sealed in seals.values():
         path = directory / sealed["file"]
@@ -103,19 +108,43 @@ def _gather(directory: Path) -> list[tuple[int, list]]:
             raise LedgerDamaged(f"{path}: is missing, the record of a later epoch seals it")
         epoch = int(sealed["file"][1:].partition("-")[0])
         gathered.append((epoch, _decode(path, dict(sealed), job)))
-    for path in sorted(directory.glob("e*-s*.h5")):
+    last = max(numbers, default=0)
+    _check_members(directory, last, records.get(last, {}))
+    for path in segments:
         name = _SEGMENT.fullmatch(path.name)
-        if name is None or path.name in seals or (numbers and numbers[-1] > int(name[1])):
+        if name is None or path.name in seals or last > int(name[1]):
             continue  # the last: its epoch ended without it
-        gathered.append((int(name[1]), _decode_live(path, name, job)))
+        decoded = _decode_live(path, name, job)
+        if decoded and last < int(name[1]):
+            missing = record.record_path(directory, int(name[1]))
+            if missing.exists():
+                continue  # the job runs, and is in a new epoch now
+            raise LedgerDamaged(f"{missing}: is missing, {path.name} was written in that epoch")
+        gathered.append((int(name[1]), decoded))
     return gathered
 
 
-def _seals(directory: Path, numbers: list[int], job: str | None) -> dict[str, dict]:
+def _check_parents(directory: Path, records: dict[int, dict]) -> None:
+    """Every epoch follows one whose record is there, with the seals in it."""
+    for epoch, found in records.items():
+        parent = found.get("parent", 0)
+        if parent and parent not in records:
+            path = record.record_path(directory, parent)
+            raise LedgerDamaged(f"{path}: is missing, epoch {epoch} follows it")
+
+
+def _check_members(directory: Path, epoch: int, found: dict) -> None:
+    """Every member of the last epoch has a ledger, which was made before the record."""
+    for member in found.get("members", ()):
+        path = directory / layout.segment_name(epoch, member["rank"], 0)
+        if not path.exists():
+            raise LedgerDamaged(f"{path}: is missing, rank {member['rank']} is in epoch {epoch}")
+
+
+def _seals(directory: Path, records: dict[int, dict], job: str) -> dict[str, dict]:
     seals: dict[str, dict] = {}
-    for epoch in numbers:
-        found = record.read_record(directory, epoch)
-        if job is not None and found.get("job", job) != job:
+    for epoch, found in records.items():
+        if found.get("job", job) != job:
             path = record.record_path(directory, epoch)
             raise LedgerDamaged(f"{path}: belongs to job {found['job']}, not to {job}")
         for sealed in found.get("seals", ()):
@@ -128,7 +157,7 @@ def _seals(directory: Path, numbers: list[int], job: str | None) -> dict[str, di
     return seals
 
 
-def _decode_live(path: Path, name: re.Match, job: str | None) -> list:
+def _decode_live(path: Path, name: re.Match, job: str) -> list:
     """What counts of a segment that no record seals."""
     epoch, rank, number = (int(group) for group in name.groups())
     first = path.with_name(layout.segment_name(epoch, rank, 0))
@@ -143,14 +172,13 @@ def _decode_live(path: Path, name: re.Match, job: str | None) -> list:
     return seal.streams_at(segment, mark) if mark else seal.read_streams(segment)
 
 
-def _decode(path: Path, sealed: dict, job: str | None) -> list:
+def _decode(path: Path, sealed: dict, job: str) -> list:
     return seal.sealed_streams(_open(path, job), sealed)
 
 
-def _open(path: Path, job: str | None) -> Segment:
+def _open(path: Path, job: str) -> Segment:
     segment = Segment(path, write=False)
-    if job is not None:
-        segment.check_job(job)
+    segment.check_job(job)
     return segment
 
 

@@ -299,7 +299,13 @@ def check_directory(
     finally:
         with contextlib.suppress(OSError):  # it may never have been made; that is being raised
             probe.unlink(missing_ok=True)
-    if (directory / "job.json").exists():
+    if not (directory / "job.json").exists():
+        if epochs(directory) or any(directory.glob("e[0-9]*-r*.h5")):
+            raise LedgerError(
+                f"{directory}: holds ledger files of a job whose job.json is missing; choose "
+                "another directory"
+            )
+    else:
         found = read_job(directory).get("job")
         if job is not None and found != job:
             raise LedgerError(

@@ -19,6 +19,7 @@ JOB = str(uuid.UUID(int=7))
 
 def make_directory(path, pages: int = 4) -> LedgerPool:
     record.create_job(path, {"job": JOB})
+    record.create_record(path, {"epoch": 1, "job": JOB})
     return LedgerPool(path, pages)
 
 

@@ -28,7 +28,9 @@ def both_ends(pool, epoch=1, dest=1):
 
 def end_epoch(pool, epoch=1):
     seals = [s for rank in (0, 1) for s in seal.close_rank(pool.directory, epoch, rank)]
-    record.create_record(pool.directory, {"epoch": epoch + 1, "job": JOB, "seals": seals})
+    members = [{"rank": rank} for rank in (0, 1)]
+    new = {"epoch": epoch + 1, "parent": epoch, "job": JOB, "seals": seals, "members": members}
+    record.create_record(pool.directory, new)
 
 
 def test_clean(pool):
@@ -189,6 +191,34 @@ def test_ledgers_made_beforehand_are_no_epoch(pool):
     pool.claim(2, 0, 0, job=JOB, attempt=1, incarnation=0)
     found = audit(pool.directory)
     assert found["ok"] and found["epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("job.json", "cannot be read: No such file"),
+        ("epochs/000001.json", "is missing, epoch 2 follows it"),
+        ("epochs/000002.json", "is missing, epoch 3 follows it"),
+        ("epochs/000003.json", "was written in that epoch"),
+        ("e000001-r0000-s000.h5", "the record of a later epoch seals it"),
+        ("e000003-r0000-s000.h5", "rank 0 is in epoch 3"),
+        ("e000003-r0001-s000.h5", "rank 1 is in epoch 3"),
+    ],
+)
+def test_a_file_that_was_removed_is_named(pool, name, why):
+    for epoch in (1, 2, 3):
+        out, into = both_ends(pool, epoch)
+        seqs = span(10 * epoch - 9, 10 * epoch)
+        out.append_seqs(seqs)
+        into.append_seqs(seqs)
+        if epoch < 3:
+            end_epoch(pool, epoch)
+    out.finish(30)
+    assert audit(pool.directory)["ok"] and audit(pool.directory)["consumed"] == 30
+    (pool.directory / name).unlink()
+    with pytest.raises(LedgerDamaged, match=why) as damaged:
+        audit(pool.directory)
+    assert str(damaged.value).startswith(str(pool.directory / name))
 
 
 def test_nothing_to_audit(tmp_path):

@@ -82,3 +82,14 @@ def test_run_in_a_directory_of_another_job_or_in_use(used):
     refused(["run", "-n", 2, "--ledger", used.parent, __file__], "choose another directory")
     with record.lock_directory(used.parent):
         refused(["run", "-n", 2, "--ledger", used.parent, __file__], "in use by a running job")
+
+
+@pytest.mark.parametrize("left", ["e000001-r0000-s000.h5", "epochs"])
+def test_run_in_what_is_left_of_another_job(used, left):
+    directory = used.parent
+    (directory / "job.json").unlink()
+    for path in (used, directory / "epochs" / "000001.json"):
+        if left not in str(path):
+            path.unlink()
+    refused(["run", "-n", 2, "--ledger", directory, __file__], "whose job.json is missing")
+    assert not (directory / "run").exists()

@@ -183,7 +183,7 @@ def test_killed_at_every_step_of_the_end_of_an_epoch(tmp_path):
         consumer = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
         consumer.append_seqs(np.arange(0, 1200, 2, dtype=np.uint64))
         status = run_child(lambda at=number, to=directory: _end_at(to, at, told))
-        assert record.latest_epoch(directory) in (None, 2)
+        assert record.latest_epoch(directory) in (1, 2)
         assert audit.audit(directory)["consumed"] == 600
         end_epoch(directory)
         assert len(record.read_record(directory, 2)["seals"]) == 3
