@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import UsageError
-from ftrt.sim.plan import Fault, Plan, Stream
+from ftrt.sim.plan import Fault, Plan, Stream, make_plan
 
 FORMAT = 1
 #: Modules of the simulator that have no part in a run.
@@ -58,12 +58,41 @@ def load(path: str | Path) -> Plan:
         plan["streams"] = tuple(Stream(**stream) for stream in plan["streams"])
         plan["faults"] = tuple(Fault(**fault) for fault in plan["faults"])
         made = Plan(**plan)
+        if number != FORMAT:
+            raise UsageError(
+                f"{path} has format {number}, this ftrt reads format {FORMAT}: run the seed again "
+                f"with `ftrt sim --ranks {made.ranks} --seeds 1 --seed {made.seed}`"
+            )
+        whole = _from_its_seed(made)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is no case of the simulator: {error}") from error
-    if number != FORMAT or code != code_digest():
+        raise UsageError(f"{path} is no case of the simulator: {error!r}") from error
+    if code != code_digest():
         raise UsageError(
             f"{path} was written by other code ({code}, this is {code_digest()}): its events would "
             "come in another order; run the seed again with `ftrt sim --ranks "
             f"{made.ranks} --seeds 1 --seed {made.seed}`"
         )
+    if not whole:
+        raise UsageError(
+            f"{path} was changed by hand: it is not what is left of seed {made.seed} at "
+            f"{made.ranks} ranks when faults and messages are taken away; write it again with "
+            "`ftrt sim --save`"
+        )
     return made
+
+
+def _from_its_seed(plan: Plan) -> bool:
+    """Whether a plan is that of its seed, smaller at most, as `ftrt.sim.run.shrink` makes it."""
+    full = make_plan(plan.ranks, plan.seed)
+    small = full._replace(
+        faults=plan.faults, streams=plan.streams, loss=plan.loss, stepwise=plan.stepwise
+    )
+    ends = [stream._replace(last=0) for stream in plan.streams]
+    return (
+        plan == small
+        and set(plan.faults) <= set(full.faults)
+        and ends == [stream._replace(last=0) for stream in full.streams]
+        and all(0 < s.last <= f.last for s, f in zip(plan.streams, full.streams, strict=True))
+        and plan.loss in (0.0, full.loss)
+        and plan.stepwise in (False, full.stepwise)
+    )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ftrt.errors import UsageError
-from ftrt.sim import case
+from ftrt.sim import case, scale
 from ftrt.sim.plan import MOST_RANKS
 from ftrt.sim.report import story, summary
 from ftrt.sim.run import run_one, run_seeds
@@ -26,12 +26,15 @@ def command(
     """Run it; return the exit status."""
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: use at least 1")
+    if not 2 <= ranks <= scale.MOST_RANKS:
+        raise UsageError(
+            f"--ranks {ranks}: use 2 to {scale.MOST_RANKS}, whole jobs up to {MOST_RANKS} and "
+            "agreements alone beyond"
+        )
     if replay:
         return _replay(echo, replay)
     if ranks > MOST_RANKS:
-        from ftrt.sim.scale import scale_command
-
-        return scale_command(echo, ranks, seeds, seed, as_json)
+        return scale.scale_command(echo, ranks, seeds, seed, as_json)
     start = time.monotonic()
     tally = run_seeds(ranks, seeds, seed, workers)
     seconds = time.monotonic() - start

@@ -18,11 +18,13 @@ from typing import Any
 
 from ftrt import __version__
 from ftrt.sim.case import code_digest
-from ftrt.sim.report import SELDOM, seldom, summary
+from ftrt.sim.report import SELDOM, rows, seldom, summary
 from ftrt.sim.run import Tally, run_seeds
 
 RANKS = (3, 4, 5, 6, 7, 8, 9)
 _PIECE = 700
+#: Where the page goes on with what is not of the long form.
+MUTATIONS_HEAD = "## Deliberate bugs"
 
 
 def _load(path: Path) -> tuple[Tally, float]:
@@ -60,11 +62,7 @@ def page(tally: Tally, seconds: float, command: str) -> str:
         "|---|---|",
         *(f"| {name} | {_shown(value)} |" for name, value in found.items()),
         "",
-        f"Rows of the transition tables that were taken fewer than {SELDOM} times:",
-        "",
-        "| row | times |",
-        "|---|---|",
-        *(f"| `{row}` | {count} |" for row, count in seldom(tally)),
+        *_rare(tally),
         "",
     ]
     if tally.bad:
@@ -73,6 +71,18 @@ def page(tally: Tally, seconds: float, command: str) -> str:
             f"- {seed} at {ranks} ranks: {who}: {text}" for ranks, seed, who, text in tally.bad
         ]
     return "\n".join(lines)
+
+
+def _rare(tally: Tally) -> list[str]:
+    """Rows of the transition tables that were hardly taken."""
+    found = seldom(tally)
+    if not found:
+        return [
+            f"Each of the {len(rows())} rows of the transition tables was taken {SELDOM} times "
+            "or more."
+        ]
+    head = f"Rows of the transition tables that were taken fewer than {SELDOM} times:"
+    return [head, "", "| row | times |", "|---|---|", *(f"| `{r}` | {n} |" for r, n in found)]
 
 
 def _shown(value: Any) -> str:
@@ -101,7 +111,9 @@ def main(arguments: list[str]) -> int:
     if tally.seeds >= options.seeds:
         command = f"python -m ftrt.sim.long --seeds {options.seeds}"
         options.page.parent.mkdir(parents=True, exist_ok=True)
-        options.page.write_text(page(tally, seconds, command))
+        old = options.page.read_text() if options.page.exists() else ""
+        _, head, rest = old.partition(MUTATIONS_HEAD)
+        options.page.write_text(page(tally, seconds, command) + "\n" + head + rest)
     return 1 if tally.violations else 0
 
 

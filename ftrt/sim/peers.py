@@ -265,12 +265,23 @@ class Peers:
     def back(self, host: int) -> None:
         """The detector was wrong."""
         other = self.agent.attempt.agents.get(host)
-        if host not in self.held_dead or other is None or not other.alive:
+        if host not in self.held_dead or other is None or not other.alive or self._left_early(host):
             return
         self.held_dead.discard(host)
         meeting = self._open_meeting()
         if meeting is not None and host in meeting.now.agents:
             self._tell(meeting, ag.Cleared(host))
+
+    def _left_early(self, host: int) -> bool:
+        """Whether a host ended its job in an epoch that has a successor: it takes no more part.
+
+        It knew that all ranks were done, but a host that is left out of the successor may have told
+        it so too late to count. Its agent's connections are closed, so the others notice.
+        """
+        other = self.agent.attempt.agents.get(host)
+        if other is None or other.outcome != "ended":
+            return False
+        return other.core.epoch.counter < self.agent.core.epoch.counter
 
     def evict(self, host: int) -> None:
         """A host is held for dead long enough to go on without it."""
@@ -298,6 +309,9 @@ class Peers:
             self._reminders -= settled
             self._tell(meeting, ag.Tick())
         self._catch_up()
+        for host in agent.attempt.agents:
+            if host not in self.held_dead and self._left_early(host):
+                self.lost(host)
         for host in sorted(self.held_dead):
             self.evict(host)
         self._ticks += 1

@@ -107,6 +107,7 @@ class WireSender:
         self._record(last)
         self.next_seq = last + 1
         budget.on_sent(seq, count)
+        process.world.checks.bounds.credit(budget, stream)
         self._keep(seq, count)
         process.hand(self.publish, seq, count)
         return True
@@ -121,6 +122,7 @@ class WireSender:
         self.todo.popleft()
         if fresh:
             self.budget.on_sent(seq)
+            self.process.world.checks.bounds.credit(self.budget, self.stream)
             self._keep(seq, 1)
         self.process.hand(self.publish, seq, 1)
         return True

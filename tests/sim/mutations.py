@@ -18,11 +18,15 @@ from ftrt.sim.wire import WireReceiver, WireSender
 MUTATIONS = {}
 
 
-def mutation(text):
-    """Register a function that gives the patches of one bug: (owner, name, replacement)."""
+def mutation(text, chosen_by="its author"):
+    """Register a function that gives the patches of one bug: (owner, name, replacement).
+
+    It was chosen by the author of the core, by who wrote down what is promised before there was a
+    core, or by a reader of it (`reviewer_mutations.py`).
+    """
 
     def register(function):
-        MUTATIONS[function.__name__] = (text, function)
+        MUTATIONS[function.__name__] = (text, function, chosen_by)
         return function
 
     return register
@@ -49,7 +53,7 @@ def switched_on(name):
                 setattr(owner, key, old)
 
 
-@mutation("the coordinator decides without waiting for all reports")
+@mutation("the coordinator decides without waiting for all reports", "the promises")
 def decide_without_reports():
     real = agreement.advance
 
@@ -73,12 +77,17 @@ def nobody_is_called():
     return [(agreement.TRANSITIONS, key, (again, row[1]))]
 
 
-@mutation("after a receiver's death the sender sends again from consumed, not from stable")
+@mutation(
+    "after a receiver's death the sender sends again from consumed, not from stable", "the promises"
+)
 def resend_from_consumed():
     return [(Budget, "receiver_replaced", lambda self: self.resend_set("survivor"))]
 
 
-@mutation("a message is acknowledged when it arrives, before the record of its consumption")
+@mutation(
+    "a message is acknowledged when it arrives, before the record of its consumption",
+    "the promises",
+)
 def acknowledge_before_commit():
     real = WireReceiver.tell
 
@@ -98,7 +107,7 @@ def acknowledge_before_commit():
     return [(WireReceiver, "tell", tell), (WireReceiver, "on_message", on_message)]
 
 
-@mutation("a receiver takes messages of any epoch")
+@mutation("a receiver takes messages of any epoch", "the promises")
 def skip_the_epoch_check():
     real = Process.on_message
 
@@ -113,7 +122,7 @@ def skip_the_epoch_check():
     return [(Process, "on_message", on_message)]
 
 
-@mutation("retention is freed by consumed instead of stable")
+@mutation("retention is freed by consumed instead of stable", "the promises")
 def free_retention_early():
     real = WireSender.on_marks
 
@@ -319,24 +328,3 @@ def an_older_attempt_is_not_overtaken():
         return recovery._enter(now, event.epoch, theirs, promotions)
 
     return [(recovery, "_overtake", overtake)]
-
-
-def table(ranks=4, most=2000):
-    """Search for each bug from seed 0 on, one after the other; give the table of the docs."""
-    from ftrt.sim.plan import make_plan
-    from ftrt.sim.run import run_one
-
-    lines = ["| deliberate bug | seeds | seen by |", "|---|---|---|"]
-    for name, (text, _) in MUTATIONS.items():
-        with switched_on(name):
-            for seed in range(most):
-                _, violation = run_one(make_plan(ranks, seed))
-                if violation is not None:
-                    break
-        found = f"{seed + 1} | {violation.checker}" if violation else f"> {most} | –"
-        lines.append(f"| {text} | {found} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())

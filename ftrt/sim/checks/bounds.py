@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ftrt.sim.checks.base import Violation
 
 if TYPE_CHECKING:
+    from ftrt.agree.retention import Budget
     from ftrt.sim.agent import Agent
     from ftrt.sim.plan import Stream
     from ftrt.sim.ring import Ring
@@ -31,6 +32,12 @@ class BoundedQueues:
         """A message more is kept."""
         if kept > stream.retention:
             raise Violation("bounds", f"{stream.name}: {kept} kept of {stream.retention}")
+
+    def credit(self, budget: Budget, stream: Stream) -> None:
+        """A message was sent for the first time: the window bounds what is under way."""
+        under_way = budget.sent.count - budget.consumed.count
+        if under_way > stream.window:
+            raise Violation("bounds", f"{stream.name}: {under_way} under way of {stream.window}")
 
     def slots(self, used: int, stream: Stream) -> None:
         """A message was taken in."""

@@ -1,4 +1,7 @@
-"""Marks never go back: not from record to record, and not behind what was announced as stable."""
+"""Marks never go back: not from record to record, and not behind what was announced as stable.
+
+Nor do they get ahead of what the sender recorded, which every message's number was before it left.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,12 @@ class MarksGrow:
         self._before: Record | None = None
 
     def recorded(self, record: Record) -> None:
-        """Compare with the record before."""
+        """Compare with the record before, and what was consumed with what was sent."""
+        for key, entry in record.marks.items():
+            if entry.marks.highest > entry.sent:
+                raise Violation(
+                    "marks", f"{key} was consumed before it was recorded as sent: {entry}"
+                )
         before, self._before = self._before, record
         if before is None:
             return
