@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -88,11 +89,13 @@ class Wire:
         self._comm = world.Dup()
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         self._isend, self._irecv = self._comm.Isend, self._comm.Irecv
+        self._status, self._anybody = mpi.Status(), mpi.ANY_SOURCE
+        self._given: deque[tuple[Any, bytes]] = deque()
         self._retired: list[tuple[list, Any]] = []
         self.process: int = self._comm.rank
         self.tag_limit: int = self._comm.Get_attr(mpi.TAG_UB) or _TAGS_GUARANTEED
 
-    def send(self, buffer: np.ndarray, process: int, tag: int) -> Any:
+    def send(self, buffer: np.ndarray | bytes, process: int, tag: int) -> Any:
         """Start a send; ``buffer`` stays as it is until the request is done."""
         try:
             return self._isend(buffer, process, tag)
@@ -123,6 +126,31 @@ class Wire:
         except self._error:
             return False
         return True
+
+    def give(self, data: bytes, process: int, tag: int) -> None:
+        """Send bytes; they are kept until MPI is done with them."""
+        given = self._given
+        given.append((self.send(data, process, tag), data))
+        while given and self._over(given[0][0]):
+            given.popleft()
+
+    def take(self, process: int | None, tag: int, looks: int = 1) -> tuple[int, bytes] | None:
+        """Take a message that :meth:`give` sent, and from whom; None if ``looks`` find none.
+
+        From anybody where no ``process`` is named, which MPI refuses once somebody died.
+        """
+        probe, status = self._comm.Improbe, self._status
+        source = self._anybody if process is None else process
+        try:
+            for _ in range(looks):
+                message = probe(source, tag, status)
+                if message is not None:
+                    data = bytearray(status.Get_count())
+                    message.Recv(data)
+                    return status.source, bytes(data)
+        except self._error:
+            pass
+        return None
 
     def retire(self, receives: list, sends: list, memory: Any) -> None:
         """Give up requests; ``memory`` is kept until none of them can touch it any more."""

@@ -1,0 +1,1 @@
+"""What agents of several hosts do over messages: the fault-free sweep and the uniform agreement."""

@@ -1,0 +1,54 @@
+"""Agents agree over real messages, also when the coordinator dies beside its record."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .agreement_job import shown, table_of
+
+HERE = Path(__file__).parent
+FLAGS = "--oversubscribe --bind-to none --with-ft ulfm --mca pml ob1 --mca btl self,tcp -n"
+AGENTS = 5
+
+
+@pytest.mark.parametrize("moment", ["never", "first", "before", "after"])
+def test_all_survivors_learn_the_same(tmp_path, moment):
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = [Path(sys.executable).parent / "mpirun", *as_root, *FLAGS.split(), str(AGENTS)]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "tests.hosts.agreement_job", tmp_path, moment],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=HERE.parents[1],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+    )
+    survivors = range(AGENTS) if moment == "never" else range(1, AGENTS)
+    told = {}
+    for agent in survivors:
+        path = tmp_path / f"told-{agent}.json"
+        assert path.exists(), done.stdout + done.stderr
+        told[agent] = json.loads(path.read_text())
+    for number in range(2, 8):
+        outcomes = {agent: told[agent][number - 2] for agent in survivors}
+        assert len({json.dumps(outcome[:3]) for outcome in outcomes.values()}) == 1
+        counter, coordinator, members, _ = outcomes[1]
+        gone = number > 3 or (number == 3 and moment in ("first", "before"))
+        lost = moment != "never" and gone
+        assert (counter, coordinator) == (number, int(lost))
+        assert members == list(range(int(lost), AGENTS))
+        for agent in survivors:  # the marks of both its streams, merged
+            full = [table_of(other, AGENTS, number) for other in range(AGENTS)]
+            assert outcomes[agent][3] == merged_of(agent, full)
+
+
+def merged_of(agent, full):
+    """What all ledgers together hold of one agent's streams."""
+    from ftrt.agree.marks import merged
+
+    mine = {key: entry for key, entry in merged(*full).items() if agent in key[1:]}
+    return json.loads(json.dumps(shown(mine)))
