@@ -433,11 +433,6 @@ class RecvRing:
         self._views[slot] = (self._version, rows, base)
         return base
 
-    def admits(self, number: int) -> bool:
-        """Whether a frame counts: the sender's end is not sealed, or sealed behind it."""
-        sealed = atomics.load(self._words, layout.W_SEALED)
-        return not sealed or number < sealed
-
     def release(self, number: int) -> None:
         """Give back all frames up to ``number``; fails if another receiver took over."""
         if number >= self._next:

@@ -163,6 +163,48 @@ LATE_DAMAGE = """
 """
 
 
+KEPT = """
+    if rt.rank == 0:
+        with rt.sender("s", to=1, replay=make, window=8) as out:
+            while out.next_seq <= 120:
+                out.send(make(out.next_seq))
+    else:
+        end, kept = rt.receiver("s", source=0), []
+
+        def consume_upto(last, keep):
+            for message in end:
+                kept.append((message.seq, message.array))
+                del kept[: max(0, len(kept) - keep)]
+                with message.consume():
+                    pass
+                assert all((array == seq).all() for seq, array in kept), kept
+                if message.seq == last:
+                    break
+
+        consume_upto(60, 7)  # all but one of the slots
+        message = end.receive()  # left the slots, as so many are kept
+        one = message.array
+        with message.consume():
+            pass
+        consume_upto(80, 0)
+        assert (one == 61).all()
+        message = end.receive()
+        one = message.array
+        with message.consume():
+            pass
+        del message
+        try:
+            consume_upto(120, 0)
+        except UsageError as error:
+            assert "keeps an array of a message consumed long ago" in str(error), error
+            assert (one == 81).all()
+        else:
+            raise AssertionError("the slot of message 81 was written again")
+        del one
+        consume_upto(120, 0)
+"""
+
+
 def job(tmp_path, text, *options):
     program = tmp_path / "program.py"
     program.write_text(HEAD + text)
@@ -192,6 +234,10 @@ def test_a_hook_cannot_take_the_number_of_a_message_on_its_way(tmp_path):
     # The receiver dies while the sender waits for credit, so the hook runs inside a send.
     ended = job(tmp_path, NESTED, "--spares", 1, "--fault", "kill:1@50msg")
     assert len(ended.named("recovery")) == 1
+
+
+def test_a_slot_is_not_written_again_while_its_array_is_kept(tmp_path):
+    job(tmp_path, KEPT)
 
 
 def test_what_the_program_raises_while_its_rank_is_leaving_is_the_programs_error(tmp_path):

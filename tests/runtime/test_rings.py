@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ftrt.host.evidence import Rings
 from ftrt.transport import factory
 from ftrt.transport.factory import Link, earlier_channels, make_recv, make_send
+from ftrt.transport.ring import RingRetired
 
 
 def test_a_dead_senders_ring_is_removed_once_all_of_it_was_consumed(tmp_path):
@@ -33,6 +35,21 @@ def test_a_dead_senders_ring_is_removed_once_all_of_it_was_consumed(tmp_path):
     assert into.exhausted and make_recv(link, generation)[1] == 2000
     assert later.try_send(4, np.full(2, 4), 2)
     assert rings.fence({0}) == {("s-1/x", 0, 1): 4}
+
+
+def test_a_replaced_receiver_gives_nothing_back(tmp_path):
+    link = Link(tmp_path, "job", "s", 0, 1)
+    out, rings = make_send(link, 1000, slots=4, slot_bytes=64), Rings(tmp_path)
+    assert out.try_send(1, np.zeros(2), 1)
+    old, _ = make_recv(link, -1)
+    assert rings.fence({1}) == {}
+    old.poll()
+    with pytest.raises(RingRetired):
+        old.release(1)
+    new, _ = make_recv(link, -1)
+    assert new.poll().seq == 1
+    new.release(1)
+    assert out.frames_released == 1
 
 
 def test_a_ring_that_is_removed_while_it_is_looked_for_is_passed_over(tmp_path, monkeypatch):

@@ -63,7 +63,18 @@ def test_seal_is_final_and_shuts_out_the_sender(tmp_path):
     assert seal_sender(tmp_path / "r") == sealed
     assert receiver.poll().number == 2
     assert receiver.poll() is None and receiver.exhausted
-    assert receiver.admits(2) and not receiver.admits(3)
+
+
+def test_a_frame_that_was_asked_for_is_read_only_once_its_sender_is_through(tmp_path):
+    sender = make(tmp_path / "r")
+    receiver = RecvRing.attach(tmp_path / "r")
+    sender.try_send(1, np.arange(3), 1)
+    flip_bits(tmp_path / "r", 1)
+    assert receiver.poll() is None and sender.nacked() == 1
+    flip_bits(tmp_path / "r", 1)  # all bytes are there again, but the sender may be writing still
+    assert receiver.poll() is None and receiver.poll_plain(1) is None
+    sender.rewrite(1, np.arange(3), 1)
+    assert receiver.poll().seq == 1
 
 
 def test_fragments_without_their_end_do_not_count(tmp_path):
