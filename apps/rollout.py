@@ -29,6 +29,7 @@ MAX_STEPS = 500  # where CartPole-v1 ends an episode
 DISCOUNT = 0.99
 SLOT_BYTES = 16 * 1024  # the longest episode has 500 steps of 6 float32: 12,000 bytes
 BARS = "▁▂▃▄▅▆▇█"
+CURVE_COLUMNS = 75
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,9 @@ def show_progress(curve, iteration):
 def report(learner, options):
     """Print the learning curve and, as the last line, the digest of the weights."""
     if not options.quiet:
-        heights = np.minimum(learner.curve / MAX_STEPS * len(BARS), len(BARS) - 1).astype(int)
+        parts = np.array_split(learner.curve, min(len(learner.curve), CURVE_COLUMNS))
+        means = np.array([part.mean() for part in parts])
+        heights = np.minimum(means / MAX_STEPS * len(BARS), len(BARS) - 1).astype(int)
         print("".join(BARS[height] for height in heights))
         print(f"mean return of the last five iterations {learner.curve[-5:].mean():.1f}")
     print(f"digest {hashlib.sha256(learner.weights.tobytes()).hexdigest()}", flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ftrt import __version__
-from ftrt.bench import benchmarks
+from ftrt.bench import benchmarks, description
 from ftrt.errors import FtrtError, LedgerError, UsageError
 
 EXIT_USAGE, EXIT_IMPOSSIBLE = 2, 3
@@ -38,7 +38,10 @@ def main() -> None:
     """Message streams for MPI jobs in which every message takes effect exactly once."""
 
 
-@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@main.command(
+    short_help="Run a program on N ranks, with spares.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option("-n", "ranks", type=int, required=True, help="Number of ranks.")
 @click.option(
     "--spares",
@@ -118,7 +121,7 @@ def run(faults: tuple[str, ...], **options: Any) -> None:
     sys.exit(report.exit)
 
 
-@main.command()
+@main.command(short_help="Prove from a ledger what took effect, and how often.")
 @click.argument("directory", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON.")
 def audit(directory: str, as_json: bool) -> None:
@@ -167,7 +170,7 @@ def _cell(value: Any) -> str:
     return str(len(value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-@main.command()
+@main.command(short_help="Run the recovery against simulated faults.")
 @click.option("--ranks", type=int, default=4, show_default=True, help="Ranks of the job.")
 @click.option("--seeds", type=int, default=1000, show_default=True, help="How many seeds to run.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The first of them.")
@@ -185,13 +188,23 @@ def sim(**options: Any) -> None:
     sys.exit(command(click.echo, **options))
 
 
-@click.group()
+@click.group(short_help="Measure ftrt against the plain way to do the same.")
 def bench() -> None:
     """Measure ftrt against the plain way to do the same, alternating in one run."""
 
 
+#: What ``ftrt bench --help`` says, in a line; their own help says it whole.
+_BENCHMARKS = {
+    "agree": "An agreement that carries marks against MPI's own.",
+    "ledger": "A commit against a plain store into a mapped file.",
+    "mpi": "A stream over MPI against windowed MPI over TCP.",
+    "recovery": "SIGKILL until the first effect of the replacement.",
+    "stream": "A stream on one host against windowed MPI.",
+}
+
+
 def _add_benchmark(name: str) -> None:
-    @bench.command(name, help=f"Measure ftrt.bench.{name}.")
+    @bench.command(name, help=description(name), short_help=_BENCHMARKS.get(name))
     @click.option("--plane", default="host", show_default=True, help="What carries the data.")
     @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
     def measure(plane: str, as_json: bool) -> None:

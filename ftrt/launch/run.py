@@ -221,7 +221,7 @@ class _Job:
             report.audit = self._audited()
             self._screen.note(audit_line(report.audit))
             if not report.audit.get("ok"):
-                report.exit, report.reason = EXIT_PROGRAM, "the audit is not clean"
+                report.exit, report.reason = EXIT_PROGRAM, unclean(report.audit)
         if report.exit != EXIT_OK:
             self._screen.note(f"exit {report.exit}: {report.reason}")
         return report
@@ -271,6 +271,27 @@ def audit_line(audit: dict[str, Any]) -> str:
     return f"audit {'ok' if audit.get('ok') else 'NOT OK'}: {told}"
 
 
+def unclean(audit: dict[str, Any]) -> str:
+    """Return the sentence that tells where an audit found what; the first stream speaks."""
+    for row in audit.get("streams", ()):
+        found = [
+            f"{row[key]} {word}"
+            for key, word in (
+                ("losses", "lost"),
+                ("duplicates", "twice"),
+                ("unsent", "of a number that nobody sent"),
+            )
+            if row.get(key)
+        ]
+        if not row.get("closed", True):
+            found.append("its sender did not close it")
+        if found:
+            to = f" to rank {row['dest']}" if "dest" in row else ""
+            where = f"stream {row['stream']!r} from rank {row['source']}{to}"
+            return f"the audit is not clean: {where}: {', '.join(found)}"
+    return "the audit is not clean"
+
+
 def summary_line(report: Report) -> str:
     """Return the line that counts what happened to a job."""
     spans_ms = [sum(recovery["phases_ms"].values()) for recovery in report.recoveries]
@@ -306,7 +327,14 @@ def _check(options: Options) -> None:
             raise UsageError(f"--{option} must be greater than 0; for example --{option} 5")
     for fault in options.faults:
         validate(fault, options.ranks, options.stable)
+    if options.ledger == "":
+        raise UsageError("--ledger names no folder; leave it out for a new one here")
     program = Path(options.program)
+    if options.program.startswith("-"):
+        raise UsageError(
+            f"there is no option {options.program}; `ftrt run --help` lists those that come "
+            "before PROGRAM"
+        )
     if not program.is_file():
         raise UsageError(
             f"there is no program {options.program!r}; name a Python file or executable"

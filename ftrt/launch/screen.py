@@ -46,6 +46,8 @@ def event_line(event: dict[str, Any]) -> str | None:
     if word is None:
         return None
     parts = [f"{name} {event[name]}" for name in ("rank", "epoch") if _given(event, name)]
+    if word == "died" and not _given(event, "rank"):
+        parts.insert(0, "a spare")
     if _given(event, "kind"):
         parts.insert(0, str(event["kind"]))
     if phases := event.get("phases_ms"):

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,17 @@ def test_the_command_plays_the_part_of_its_rank(capsys, monkeypatch):
     assert len(curve) == 10 and set(curve) <= set(rollout.BARS)
     assert mean.startswith("mean return of the last five iterations")
     assert last.startswith("digest ")
+
+
+@pytest.mark.parametrize("iterations", [1, 74, 75, 76, 150, 1000])
+def test_the_curve_fits_80_columns(capsys, iterations):
+    learner = types.SimpleNamespace(
+        curve=np.linspace(0, rollout.MAX_STEPS, iterations), weights=np.zeros(1)
+    )
+    rollout.report(learner, rollout.Options())
+    curve = capsys.readouterr().out.splitlines()[0]
+    assert len(curve) == min(iterations, 75) and curve[0] == "▁"
+    assert list(curve) == sorted(curve) and (iterations == 1 or curve[-1] == "█")
 
 
 def test_the_seed_comes_from_the_environment(monkeypatch):

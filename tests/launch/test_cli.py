@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ftrt import cli
+from ftrt.launch.run import unclean
 
 STREAM = {
     "stream": "a-stream-with-a-name-that-is-as-long-as-a-name-may-be-which-is-64",
@@ -51,6 +52,33 @@ def test_an_effect_of_what_nobody_sent_is_told(audit):
 def test_audit_as_json(audit):
     found = {"ok": True, "streams": [STREAM]}
     assert json.loads(audit(found, "--json").output) == found
+
+
+@pytest.mark.parametrize("words", [[], ["bench"]])
+def test_every_command_is_told_in_a_whole_line(words):
+    group = cli.bench if words else cli.main
+    text = CliRunner().invoke(cli.main, [*words, "--help"], terminal_width=80).output
+    lines = text.partition("Commands:")[2].strip().splitlines()
+    assert [line.split()[0] for line in lines] == sorted(group.commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+    for name in group.commands:
+        text = CliRunner().invoke(cli.main, [*words, name, "--help"], terminal_width=80).output
+        assert "ftrt.bench" not in text and max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"losses": 2}, ": stream 's' from rank 1: 2 lost"),
+        ({"duplicates": 1, "dest": 3}, ": stream 's' from rank 1 to rank 3: 1 twice"),
+        ({"unsent": 4}, ": stream 's' from rank 1: 4 of a number that nobody sent"),
+        ({"closed": False}, ": stream 's' from rank 1: its sender did not close it"),
+        ({}, ""),
+    ],
+)
+def test_the_reason_tells_where_the_audit_found_what(row, says):
+    row = {**STREAM, "stream": "s", **row}
+    assert unclean({"streams": [STREAM, row, STREAM]}) == f"the audit is not clean{says}"
 
 
 def test_unreadable_ledger_is_status_2_and_one_line(tmp_path):

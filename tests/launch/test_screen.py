@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ftrt.launch.gauge import WINDOW_S, Gauge, Reading
-from ftrt.launch.screen import BAR_COLUMNS, progress_line
+from ftrt.launch.screen import BAR_COLUMNS, event_line, progress_line
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "ftrt.cli", "run", "-n", "2"]
@@ -141,3 +141,9 @@ def test_progress_line(reading, line):
 def test_the_longest_progress_line_fits():
     line = progress_line(Reading(100, (10**9,) * 8, (1e9,) * 8, 99, 100, 36_000.0))
     assert len("12345 s ") + BAR_COLUMNS + len(" ") + len(line) <= 80, line
+
+
+def test_who_died_is_named():
+    died = {"t": 1.5, "event": "died", "epoch": 2, "by": "mutex"}
+    assert event_line({**died, "rank": 0}) == "  1.500 s died      rank 0, epoch 2, by mutex"
+    assert event_line({**died, "rank": None}) == "  1.500 s died      a spare, epoch 2, by mutex"

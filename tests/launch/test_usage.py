@@ -32,6 +32,7 @@ def program(tmp_path):
         (["-n", "2", "--fault", "melt:1@1s"], "unknown kind 'melt'"),
         (["-n", "2", "--stall-timeout-s", "0"], "--stall-timeout-s must be greater than 0"),
         (["-n", "2", "--evict-timeout-s", "nan"], "--evict-timeout-s must be greater than 0"),
+        (["-n", "2", "--frob"], "there is no option --frob"),
         (["-n", "2", "--mpirun", "/no/such"], "--mpirun names '/no/such'"),
         (["-n", "2", "--json", "/no/such/x.json"], "its folder does not exist"),
         (["-n", "2", "--json", "/tmp"], "is a folder; name a file in it"),
@@ -40,7 +41,7 @@ def program(tmp_path):
 )
 def test_one_sentence_and_status_2(program, tmp_path, options, says):
     ledger = tmp_path / "ledger"
-    result = CliRunner().invoke(main, ["run", *options, "--ledger", str(ledger), program])
+    result = CliRunner().invoke(main, ["run", "--ledger", str(ledger), *options, program])
     assert result.exit_code == 2
     assert says in result.output
     assert len(result.output.strip().splitlines()) == 1
@@ -54,6 +55,12 @@ def test_a_wrong_setting_leaves_no_directory(program, tmp_path, monkeypatch, nam
     result = CliRunner().invoke(main, options)
     assert (result.exit_code == 2) and name in result.output
     assert not (tmp_path / "ledger").exists()
+
+
+def test_a_ledger_without_a_name(program):
+    result = CliRunner().invoke(main, ["run", "-n", "2", "--ledger", "", program])
+    assert result.exit_code == 2
+    assert result.output == "ftrt: --ledger names no folder; leave it out for a new one here\n"
 
 
 def test_class_power_in_memory_leaves_no_directory(program):
