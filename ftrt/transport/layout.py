@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from ftrt import atomics
-from ftrt.errors import FtrtError, UsageError
+from ftrt.errors import FtrtError, RecoveryImpossible, UsageError
+from ftrt.ledger.layout import guard, unguard
 from ftrt.transport.slots import PREFIX_BYTES
 
 MAGIC = 0x4654_5254_5249_4E47
@@ -25,8 +26,8 @@ W_GENERATION, W_FIRST_SEQ, W_EPOCH = 8, 9, 10
 # Words that change lie 128 bytes apart: the adjacent-line prefetcher moves pairs of lines.
 W_RELEASED = 32  # receiver generation (16) | frames released (48), changed by CAS only
 W_SEALED = 48  # 0, or 1 + last frame of the sender that counts
-W_CLOSED = 64  # 0, or 2 + last seq at the sender's close
-W_CLOSED_FRAMES = 65  # frames sent at close
+W_CLOSED = 64  # 0, or guarded: 2 + last seq at the sender's close
+W_CLOSED_FRAMES = 65  # guarded: frames sent at close
 W_NACK = 80  # 0, or the frame to be rewritten
 W_SENT = 96  # frames sent; a slot that does not show one of them is damaged
 
@@ -75,6 +76,33 @@ class RingMap:
     def stride_words(self) -> int:
         """Words from one slot to the next."""
         return (PREFIX_BYTES + self[W_SLOT_BYTES]) // 8
+
+
+def put_end(words: np.ndarray, last_seq: int, frames: int) -> None:
+    """Say that ``last_seq``, in frame ``frames`` at the latest, was the last message."""
+    atomics.store(words, W_CLOSED_FRAMES, guard(int(frames)))
+    atomics.store(words, W_CLOSED, guard(int(last_seq) + 2))
+
+
+def end_of(ring: RingMap) -> tuple[int, int] | None:
+    """``(last seq, frames)`` of a closed stream, None while it is open.
+
+    Raises
+    ------
+    RecoveryImpossible
+        A word was damaged: a stream must not end before all of it was read.
+    """
+    word = ring[W_CLOSED]
+    if not word:
+        return None
+    last, frames = unguard(word), unguard(ring[W_CLOSED_FRAMES])
+    if last is None or frames is None:
+        raise RecoveryImpossible(
+            f"{ring.path}: the end of the stream is damaged, so that nobody knows how much of it "
+            "is missing; nothing that was committed is lost, `ftrt run --resume` goes on from the "
+            "ledger"
+        )
+    return last - 2, frames
 
 
 def file_size(slots: int, slot_bytes: int) -> int:

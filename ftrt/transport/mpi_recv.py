@@ -224,8 +224,7 @@ class RecvMpi:
         try:
             while (note := self._end.take()) is not None:
                 if note[0] == CLOSED:
-                    self._map.put(layout.W_CLOSED_FRAMES, note[1])
-                    self._map.put(layout.W_CLOSED, note[2])
+                    layout.put_end(self._map.words, note[2] - 2, note[1])
                 elif note[0] == SEALED:
                     self._map.put(layout.W_SEALED, note[1] + 1)
         except PeerFailed as failure:

@@ -231,8 +231,7 @@ class SendRing:
 
     def close(self, last_seq: int) -> None:
         """Say that ``last_seq`` was the last message (first seq - 1 if there was none)."""
-        atomics.store(self._words, layout.W_CLOSED_FRAMES, self.frames_sent)
-        atomics.store(self._words, layout.W_CLOSED, last_seq + 2)
+        layout.put_end(self._words, last_seq, self.frames_sent)
 
     def nacked(self) -> int | None:
         """Number of the frame that the receiver could not read, if any."""
@@ -453,15 +452,16 @@ class RecvRing:
     @property
     def closed_seq(self) -> int | None:
         """Last seq of the stream, once the sender has closed it."""
-        word = self._map[layout.W_CLOSED]
-        return word - 2 if word else None
+        end = layout.end_of(self._map)
+        return end[0] if end else None
 
     @property
     def finished(self) -> bool:
         """The sender has closed and all was read."""
         if not self._control[layout.W_CLOSED]:  # a plain look suffices for "not yet"
             return False
-        return bool(self._map[layout.W_CLOSED]) and self._next > self._map[layout.W_CLOSED_FRAMES]
+        end = layout.end_of(self._map)
+        return end is not None and self._next > end[1]
 
     @property
     def exhausted(self) -> bool:

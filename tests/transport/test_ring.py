@@ -9,7 +9,7 @@ import pytest
 from channel_contract import ChannelContract
 
 from ftrt import atomics
-from ftrt.errors import FtrtError, UsageError
+from ftrt.errors import FtrtError, RecoveryImpossible, UsageError
 from ftrt.transport import layout, meta
 from ftrt.transport.ring import (
     RecvRing,
@@ -63,6 +63,27 @@ def test_seal_is_final_and_shuts_out_the_sender(tmp_path):
     assert seal_sender(tmp_path / "r") == sealed
     assert receiver.poll().number == 2
     assert receiver.poll() is None and receiver.exhausted
+
+
+@pytest.mark.parametrize("word", [layout.W_CLOSED, layout.W_CLOSED_FRAMES])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_damaged_end_ends_no_stream(tmp_path, word, closed):
+    sender = make(tmp_path / "r")
+    receiver = RecvRing.attach(tmp_path / "r")
+    sender.try_send(1, np.arange(3), 1)
+    if closed:
+        sender.close(1)
+    ring = layout.RingMap.open(tmp_path / "r")
+    for bit in range(64):
+        ring.words[word] ^= np.uint64(1 << bit)
+        if closed or word == layout.W_CLOSED:
+            for look in (lambda: receiver.finished, lambda: receiver.closed_seq):
+                with pytest.raises(RecoveryImpossible, match="--resume"):
+                    look()
+        else:
+            assert not receiver.finished and receiver.closed_seq is None
+        ring.words[word] ^= np.uint64(1 << bit)
+    assert receiver.poll().seq == 1 and receiver.finished == closed
 
 
 def test_a_frame_that_was_asked_for_is_read_only_once_its_sender_is_through(tmp_path):
