@@ -321,6 +321,13 @@ class Ledger:
                 found.append([part.number, index, head & ~CLOSED, last])
         return found
 
+    def leave(self) -> None:
+        """Let go of it, once its epoch has ended: map and descriptor go with the last user.
+
+        Ledger and streams refer to each other, and a collection may come late or never.
+        """
+        self._streams.clear()
+
     def close(self) -> None:
         """End the ledger: nothing can be committed any more."""
         from .seal import close_segments

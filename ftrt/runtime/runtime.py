@@ -148,7 +148,7 @@ class Runtime:
                 self.advance()
 
     def _open_ledger(self) -> None:
-        config = self.config
+        config, before = self.config, getattr(self, "ledger", None)
         self.ledger = Ledger.open(
             self._pool,
             job=config.job,
@@ -165,6 +165,8 @@ class Runtime:
         )
         if self._syncer is not None:
             self._syncer.watch(self.ledger, self._store)
+        if before is not None:
+            before.leave()
 
     @property
     def epoch(self) -> int:

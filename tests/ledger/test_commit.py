@@ -1,5 +1,6 @@
 """Commits, their layout, and the race with whoever ends the ledger."""
 
+import gc
 import os
 import struct
 import subprocess
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from ledger_support import JOB, make_directory, open_ledger, start_child
 
 from ftrt.errors import LedgerError, UsageError
-from ftrt.ledger import layout, seal
+from ftrt.ledger import layout, seal, state
 from ftrt.ledger.log import CONSUMED, SENT, LedgerClosed
 from ftrt.ledger.pool import LedgerPool
 
@@ -68,6 +69,29 @@ def test_owner_can_close(pool):
     ledger.close()
     with pytest.raises(LedgerClosed):
         log.append(2)
+
+
+def test_a_ledger_that_was_left_goes_without_a_collection(pool):
+    def open_files() -> int:
+        return sum(".h5" in line for line in open("/proc/self/maps"))
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_files()
+        ledger = open_ledger(pool)
+        log = ledger.stream(CONSUMED, "a", 1, 0)
+        store = state.StateStore(pool.directory, 1, 0, ledger.published)
+        store.put("x", 1, log.next_ref(1))
+        log.append(1)
+        ledger.close()
+        ledger.leave()
+        with pytest.raises(LedgerClosed):
+            ledger.stream(CONSUMED, "a", 1, 0)
+        del ledger, log, store
+        assert open_files() == before
+    finally:
+        gc.enable()
 
 
 def test_ledger_closed_before_it_is_opened(pool):
