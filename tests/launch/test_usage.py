@@ -1,5 +1,6 @@
 """Bad input: one sentence that says what to do, status 2, nothing started."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -61,6 +62,19 @@ def test_a_ledger_without_a_name(program):
     result = CliRunner().invoke(main, ["run", "-n", "2", "--ledger", "", program])
     assert result.exit_code == 2
     assert result.output == "ftrt: --ledger names no folder; leave it out for a new one here\n"
+
+
+def test_the_nccl_plane_without_its_packages(program, tmp_path, monkeypatch):
+    if importlib.util.find_spec("cupy"):
+        pytest.skip("CuPy is installed here")
+    monkeypatch.delenv("FTRT_NCCL_LIBRARY", raising=False)
+    ledger = tmp_path / "ledger"
+    options = ["run", "-n", "2", "--plane", "nccl", "--ledger", str(ledger), program]
+    result = CliRunner().invoke(main, options)
+    assert result.exit_code == 2
+    assert "pip install 'ftrt[cuda12]'" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert not ledger.exists()
 
 
 def test_class_power_in_memory_leaves_no_directory(program):
