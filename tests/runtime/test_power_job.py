@@ -40,7 +40,7 @@ def power_job(directory: Path, options: list, *arguments, cuts: bool = True, **e
 def power_run(directory: Path, options: list, program, *arguments, cuts: bool = True, **env):
     """A job of class power on a machine that tells what it syncs."""
     for name in ("effects", "synced"):
-        (directory / name).mkdir()
+        (directory / name).mkdir(exist_ok=True)
     support = ROOT / "tests" / "ledger"
     mpirun = directory / "mpirun"
     python, real = sys.executable, find_mpirun()
@@ -55,6 +55,16 @@ def power_run(directory: Path, options: list, program, *arguments, cuts: bool = 
     }
     options = ["--stable", "power", "--mpirun", mpirun, *options]
     return run_job(directory, options, program, *arguments, env=environment)
+
+
+def test_a_job_whose_launcher_lost_its_power_too_is_gone_on_with(tmp_path):
+    program = ["--messages", 600, "--delay-us", 300, "--size", 8]
+    failed = power_job(tmp_path, ["--fault", "kill:1@300msg"], *program)
+    assert failed.status == 3 and failed.report["attempts"] == 1, failed.output
+    ended = power_job(tmp_path, ["--resume"], *program)
+    assert ended.status == 0 and ended.report["attempts"] == 2, ended.output
+    audit = ended.report["audit"]
+    assert audit["ok"] and audit["sent"] == audit["consumed"] == 600
 
 
 @pytest.mark.parametrize("how", [["--size", 8], ["--spool", "--size", 4096]])
