@@ -53,7 +53,8 @@ def judge(records: dict[int, dict[str, Any]], ranks: int, ended: bool) -> Verdic
         return Verdict("error", reason, record.get("traceback") or "")
     if failed := by_status.get("failed"):
         reason = records[failed[0]].get("reason") or "no reason was recorded"
-        return Verdict("failed", f"rank {failed[0]}: {reason}")
+        whose = f"rank {failed[0]}"
+        return Verdict("failed", reason if reason.startswith(whose) else f"{whose}: {reason}")
     if len(by_status.get("done", [])) == ranks:
         return Verdict("done")
     if not ended:
@@ -81,4 +82,4 @@ def _did(reason: str) -> str:
     name, _, rest = reason.partition(": ")
     if name == "SystemExit":
         return f"called sys.exit({rest}) before its work was done"
-    return f"raised {reason or 'an exception'}"
+    return f"raised {(reason if rest else name) or 'an exception'}"  # it may say no more

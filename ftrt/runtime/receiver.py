@@ -14,6 +14,7 @@ import numpy as np
 from ftrt.errors import UsageError
 from ftrt.ledger.log import CONSUMED, LedgerClosed
 from ftrt.runtime.faults import cuts_of
+from ftrt.runtime.forked import Disowned
 from ftrt.runtime.hot import Bell, Recorder
 from ftrt.transport.factory import damage, is_stale, make_recv
 from ftrt.transport.ring import RecvRing, RingRetired
@@ -121,7 +122,7 @@ class Receiver:
         state = runtime.stream_state(stream, source, runtime.rank)
         self._marks = state.marks.copy()
         log = runtime.stream_log(CONSUMED, stream, source, runtime.rank)
-        self._recorder = Recorder(runtime, log)
+        self._recorder: Any = Recorder(runtime, log)
         self._bell = Bell(runtime.job, source)
         self._link = runtime.link(stream, source, runtime.rank)
         self._ring: Any = None
@@ -397,6 +398,11 @@ class Receiver:
         """Let the channel tell its sender what was given back."""
         if self._ring is not None:
             self._ring.serve()
+
+    def disown(self) -> None:
+        """Refuse to receive and commit from now on: this is a forked child."""
+        self._recorder = Disowned(f"receiver {self.stream!r}")
+        self._ring, self._rows = self._recorder, None
 
     def rebind(self, ledger) -> None:
         """Go on in the ledger of a new epoch."""

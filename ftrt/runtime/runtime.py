@@ -31,7 +31,7 @@ from ftrt.ledger.pool import LedgerPool
 from ftrt.ledger.seal import consumed_so_far, durably_consumed
 from ftrt.ledger.spool import Spool
 from ftrt.ledger.sync import Syncer
-from ftrt.runtime import arguments, direct, ending
+from ftrt.runtime import arguments, direct, ending, forked
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.digests import Digests
 from ftrt.runtime.events import EventLog
@@ -103,6 +103,8 @@ class Runtime:
         first = config.attempt == 1 and self.since_epoch == 1
         self.role = Role.INITIAL if first else Role.RECOVERED
         self._injector = Injector(self.job, self.rank, self.note, self._can_inflict)
+        self._is_child = False
+        os.register_at_fork(after_in_child=self._disown)
 
     def _await_assignment(self) -> None:
         """Become a rank; a process that is not wanted as one ends here."""
@@ -269,6 +271,8 @@ class Runtime:
 
     def _open_once(self, end: str, stream: str, other: str) -> None:
         """A second end would begin at numbers that the first has moved beyond."""
+        if self._is_child:
+            forked.refuse(f"rank {self.rank}")
         if (end, stream, other) in self._ends:
             raise UsageError(
                 f"rank {self.rank}: the {end} of stream {stream!r} {other} was opened already: "
@@ -479,7 +483,17 @@ class Runtime:
     def __enter__(self) -> Runtime:
         return self
 
+    def _disown(self) -> None:
+        """In a forked child: whatever it does and however it ends says nothing of the rank."""
+        self._is_child = True
+        ends: list[Sender | Receiver] = [*self._senders, *self._receivers]
+        for end in ends:
+            end.disown()
+        libc.leave_after_python()
+
     def __exit__(self, kind, error, trace) -> None:
+        if self._is_child:
+            return
         if error is None or (isinstance(error, SystemExit) and not error.code):
             try:
                 self._finish()

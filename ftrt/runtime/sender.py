@@ -8,6 +8,7 @@ import numpy as np
 
 from ftrt.errors import FtrtError, UsageError
 from ftrt.ledger.log import SENT, LedgerClosed
+from ftrt.runtime import forked
 from ftrt.runtime.kept import Replayed, Spooled, make_kept, retention_of
 from ftrt.runtime.lane import Lane, have_of
 from ftrt.transport import meta
@@ -57,6 +58,7 @@ class Sender:
         self.last_seq: int | None = None
         self._usual: tuple | None = None
         self._sending = False
+        self._owned = True
         dests = self._dests = list(to)
         window_bytes = window * check_sizes(window, slot_bytes)
         self._retention_bytes = retention_of(
@@ -178,6 +180,8 @@ class Sender:
 
     def _begin(self) -> None:
         """A number belongs to one payload: no other send may come before it has left."""
+        if not self._owned:
+            forked.refuse(f"sender {self.stream!r}")
         if self.last_seq is not None:
             raise UsageError(
                 f"rank {self._runtime.rank}: sender {self.stream!r} is closed after message "
@@ -403,7 +407,7 @@ class Sender:
 
     def close(self) -> None:
         """Record the last number; receivers end after it. Does not wait for them."""
-        if self.last_seq is not None:
+        if self.last_seq is not None or not self._owned:
             return
         self.last_seq = self.next_seq - 1
         self._usual = None
@@ -416,6 +420,10 @@ class Sender:
                     self._runtime.advance()
             lane.closing = True
             self._pump(lane)
+
+    def disown(self) -> None:
+        """Refuse to send from now on: this is a forked child."""
+        self._owned, self._usual = False, None
 
     @property
     def settled(self) -> bool:

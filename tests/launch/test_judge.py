@@ -105,3 +105,18 @@ def test_long_suspicions_are_shown_with_their_end():
         suspected(2.0),
         cleared(2.9),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "says"),
+    [
+        ("failed", "why", "rank 0: why"),
+        ("failed", "rank 0, epoch 1: why", "rank 0, epoch 1: why"),
+        ("error", "KeyError: 'x'", "rank 0 raised KeyError: 'x'"),
+        ("error", "KeyboardInterrupt: ", "rank 0 raised KeyboardInterrupt"),
+        ("error", "", "rank 0 raised an exception"),
+        ("error", "SystemExit: 3", "rank 0 called sys.exit(3) before its work was done"),
+    ],
+)
+def test_the_sentence_of_a_verdict(status, reason, says):
+    assert judge({0: record(status, reason)}, 1, True).reason == says
