@@ -103,7 +103,13 @@ class Replayed:
         ReplayMismatch
             It differs from the one that left first; it must not be sent.
         """
-        made = self._arrays.array(self._replay(seq))
+        value = self._replay(seq)
+        if value is None:
+            raise UsageError(
+                f"{self._name}: replay({seq}) returned None, not message {seq}: is its return "
+                "missing?"
+            )
+        made = self._arrays.array(value)
         if self._digests is not None:
             found = self._digests.find(seq)
             rows = self._arrays.download(made.reshape(1, *made.shape))

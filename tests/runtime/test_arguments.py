@@ -7,7 +7,9 @@ import pytest
 
 from ftrt.errors import UsageError
 from ftrt.runtime import arguments
+from ftrt.runtime.kept import Replayed
 from ftrt.transport import meta
+from ftrt.transport.arrays import HostArrays
 
 
 @pytest.mark.parametrize(
@@ -84,3 +86,9 @@ def test_a_long_dtype_does_not_fill_the_screen(kind):
     with pytest.raises(UsageError) as refused:
         meta.check(dtype, (3,))
     assert len(str(refused.value)) < 250
+
+
+def test_a_replay_without_a_return_is_named():
+    kept = Replayed(lambda seq: None, None, "rank 2, stream 's'", HostArrays())
+    with pytest.raises(UsageError, match=r"rank 2, stream 's': replay\(41\) returned None"):
+        kept.again(41)
