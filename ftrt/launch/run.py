@@ -326,7 +326,7 @@ def _check(options: Options) -> None:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} must be greater than 0; for example --{option} 5")
     for fault in options.faults:
-        validate(fault, options.ranks, options.stable)
+        validate(fault, options.ranks, options.stable, options.plane)
     if options.ledger == "":
         raise UsageError("--ledger names no folder; leave it out for a new one here")
     program = Path(options.program)

@@ -13,7 +13,7 @@ from ftrt.errors import UsageError
 from ftrt.transport.nccl.placement import check as check_gpus
 
 #: ``FTRT_<NAME>_TIMEOUT_S`` sets each of them.
-TIMEOUTS = ("STALL", "SUSPECT", "EVICT", "INIT", "CALL")
+TIMEOUTS = ("STALL", "SUSPECT", "EVICT", "INIT", "CALL", "TRANSFER")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Config:
     evict_timeout_s: float = 5.0
     init_timeout_s: float = 120.0
     call_timeout_s: float = 600.0
+    transfer_timeout_s: float = 5.0
     sync_interval_s: float = 0.1
     launched: bool = True
     launcher_pid: int | None = None

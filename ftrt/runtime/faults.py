@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ftrt.host.board import Field, Phase, cut_index
 
 #: Kinds that only the rank itself can carry out, whatever their WHEN: at its next call into ftrt.
-BY_THE_RANK = ("exit", "abort", "corrupt", "hang", "eio")
+BY_THE_RANK = ("exit", "abort", "corrupt", "hang", "eio", "gpu")
 
 _PERIOD_S, _STOPPED_S = 0.1, 0.08
 

@@ -92,6 +92,7 @@ class Job:
                 gpus=config.gpus,
                 standby=config.standby,
                 path=config.nccl_path,
+                transfer_timeout_s=config.transfer_timeout_s,
             )
         if self.world.wire is not None:
             return MpiPlane(self.world.wire, self._process_of)

@@ -7,9 +7,10 @@ import dataclasses
 import enum
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -89,6 +90,7 @@ class Runtime:
         self._senders: list[Sender] = []
         self._ends: set[tuple[str, str, str]] = set()
         self._receivers: list[Receiver] = []
+        self._fail_over_at_s = 0.0
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
         self._members = MemberComm(self.job, self.size)
         self._pool = LedgerPool(config.ledger)
@@ -421,6 +423,8 @@ class Runtime:
         elif fault["kind"] == "abort":
             for sender in self._senders:
                 sender.abort()
+        elif fault["kind"] == "gpu":
+            self.job.plane.device.lose()
         elif fault["kind"] == "eio" and self._syncer is not None:
             self._syncer.fail_next()
 
@@ -453,8 +457,49 @@ class Runtime:
         if self.job.plane:
             for receiver in self._receivers:
                 receiver.serve()
+            if self.config.plane == "nccl":
+                self._fail_over()
         if self.job.moved_on:
             self.advance()
+
+    def _fail_over(self) -> None:
+        """Look after the channels between GPUs, a thousand times a second."""
+        now_s = time.monotonic()
+        if now_s < self._fail_over_at_s:
+            return
+        self._fail_over_at_s = now_s + 0.001
+        for sender in self._senders:
+            sender.fail_over()
+
+    def synchronize(self, stream: Any, timeout_s: float | None = None) -> None:
+        """Wait until a CUDA stream of the application has done its work, without blocking in CUDA.
+
+        Parameters
+        ----------
+        stream
+            A stream of CuPy, of torch, or any with ``query()`` or ``done``.
+        timeout_s : float, optional
+            By default the configured call time-out.
+
+        Raises
+        ------
+        PeerFailed
+            The epoch ended meanwhile: what the stream waits for may never come.
+        DeadlineExceeded
+            The time was not enough.
+        """
+        epoch = self.epoch
+
+        def idle() -> bool:
+            if self.epoch != epoch:
+                raise PeerFailed(
+                    f"rank {self.rank}: epoch {epoch} ended while a stream was waited for; what it "
+                    "does may wait for a rank that died: make its communicator anew"
+                )
+            query = getattr(stream, "query", None)
+            return bool(query() if query is not None else stream.done)
+
+        self.wait(idle, "the end of a CUDA stream's work", timeout_s)
 
     def advance(self) -> None:
         """Move to the epoch in force: our ledger of the old one is closed."""
@@ -500,10 +545,18 @@ class Runtime:
                 return
             except BaseException as failure:  # the program's, too: its replay, its hooks
                 error = failure
+        if self.config.plane == "nccl" and self.job.plane.device.is_lost():
+            self._leave_a_lost_gpu(error)
         if isinstance(error, _NOT_THE_PROGRAMS):
             ending.give_up(self.config, self.rank, error)
         self.job.board.put(self.job.process, Field.PHASE, Phase.RAISED)
         ending.raised(self.config, self.rank, error)
+
+    def _leave_a_lost_gpu(self, error: BaseException) -> NoReturn:
+        """Die: no call of this process reaches a GPU any more, and a spare can take over."""
+        self.note("gpu lost", reason=f"{type(error).__name__}: {error}")
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise error  # not reached
 
     def _finish(self) -> None:
         for sender in self._senders:

@@ -373,10 +373,18 @@ class Sender:
             )
         return again
 
-    def abort(self) -> None:
-        """Fault injection: give up the rings and go on in new ones from what counts."""
-        rt = self._runtime
+    def fail_over(self) -> None:
+        """Go on in another channel wherever the one in use does not work any more."""
         for lane in self._lanes:
+            lane.ring.check()
+            if reason := lane.ring.failed:
+                self._runtime.note("failed over", stream=self.stream, dest=lane.dest, reason=reason)
+                self.abort([lane])
+
+    def abort(self, lanes: list[Lane] | None = None) -> None:
+        """Give up the channels (by default all) and go on in new ones from what counts."""
+        rt = self._runtime
+        for lane in self._lanes if lanes is None else lanes:
             upto = give_up(lane.ring) - 1
             lane.have.add(1, max(0, upto))
             self._renew(lane)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrt.errors import UsageError
-from ftrt.launch.faults import AVAILABLE, EXAMPLES, Fault, parse_fault, validate
+from ftrt.launch.faults import EXAMPLES, Fault, parse_fault, validate
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,15 @@ def test_refuses_and_shows_what_works(spec):
 
 
 @pytest.mark.parametrize("kind", sorted(EXAMPLES))
-def test_every_example_is_right_or_not_in_this_version(kind):
-    if kind in AVAILABLE:
-        assert parse_fault(EXAMPLES[kind]).kind == kind
-    else:
-        with pytest.raises(UsageError, match="not in this version, which has kill"):
-            parse_fault(EXAMPLES[kind])
+def test_every_example_is_right(kind):
+    assert parse_fault(EXAMPLES[kind]).kind == kind
+
+
+def test_a_gpu_fails_where_there_is_one():
+    fault = parse_fault("gpu:1@3msg")
+    validate(fault, 2, plane="nccl")
+    with pytest.raises(UsageError, match="add --plane nccl"):
+        validate(fault, 2)
 
 
 def test_rank_out_of_range():

@@ -229,6 +229,36 @@ def test_standby_zero_makes_none(tmp_path):
     plane.close()
 
 
+def test_a_group_that_never_comes_ends_the_channel_by_our_own_deadline(ends):
+    """The notes say that it is on its way, and nothing on the host says that it is not."""
+    both = ends(slots=8)
+    both.planes[1].transfer_timeout_s = 0.2
+    both.send._post = lambda *_: None  # the sender stops between the note and the send
+    both.send.try_send(1, on_device(np.arange(4)), 1)
+    until(lambda: both.recv.poll() or both.recv.broken)
+    assert "did not come in 0.2 s" in str(both.recv.broken)
+    assert both.recv.exhausted and "receiver" in both.send.failed
+    assert both.send.give_up() == 1  # from there on it is sent again
+    both.renew(1)
+    recv = both.attach(1, after=1)
+    both.send.try_send(1, on_device(np.arange(4)), 1)
+    assert both.next(recv).seq == 1
+    until(lambda: both.planes[1].pairs.ended == 1)
+
+
+def test_a_communicator_that_cannot_be_made_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("ftrt.transport.nccl.pairs.CONNECT_TIMEOUT_S", 0.2)
+    plane = NcclPlane(
+        tmp_path, 0, {1: 1}.get, FakeDevice(), FakeNccl(), spares=[], standby=0, path="revoke"
+    )
+    link = Link(tmp_path, "job", "s", 0, 1, plane)
+    send = plane.make_send(link, 1, slots=4, slot_bytes=64)
+    assert not send.try_send(1, on_device(np.zeros(4)), 1)
+    assert "did not connect within" in until(lambda: send.failed)
+    assert send.give_up() == 1
+    plane.close()
+
+
 def test_the_end_of_a_stream_is_told(ends):
     both = ends()
     both.send.try_send(1, on_device(np.arange(4)), 1)

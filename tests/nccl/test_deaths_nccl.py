@@ -38,6 +38,13 @@ def test_nothing_is_lost_and_nothing_doubled(tmp_path, faults, spares, batch):
     assert len(ended.named("recovery")) == len(deaths)
 
 
+def test_a_gpu_that_fails_makes_its_process_a_failed_one(tmp_path):
+    faults = ["gpu:1@100msg", "gpu:0@150msg"]
+    ended = stream_job(tmp_path, faults, spares=2, messages=300, options=PLANE)
+    assert len(ended.named("recovery")) == 2
+    assert {event["rank"] for event in ended.named("gpu lost")} == {0, 1}
+
+
 def test_a_death_that_no_spare_covers_goes_on_after_a_restart(tmp_path):
     options = [*PLANE, "--restarts", 1]
     ended = stream_job(tmp_path, ["kill:0@100msg"], messages=200, options=options)

@@ -34,6 +34,11 @@ class Ended:
         return [entry for entry in self.events if entry["event"] == event]
 
 
+def _path() -> str:
+    """This tree first, then what a GPU host needs to find its libraries."""
+    return os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p)
+
+
 def run_job(
     directory: Path, options: list, program, *arguments, limit_s: float = 60.0, env=None
 ) -> Ended:
@@ -47,7 +52,7 @@ def run_job(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        env={**os.environ, "PYTHONPATH": _path(), **(env or {})},
     )
     try:
         output, _ = process.communicate(timeout=limit_s)

@@ -6,6 +6,7 @@ numbers, so the machine code that numba makes is loaded and called as it is.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 import sys
@@ -26,10 +27,6 @@ except ImportError as _error:
     raise missing_extra(_error) from _error
 
 _NON_BLOCKING = 1  # the legacy default stream does not wait for ours, which may park
-
-
-class GpuLost(FtrtError):
-    """The CUDA context of this process is gone: the process must be replaced."""
 
 
 class CudaMemory:
@@ -132,6 +129,20 @@ class CudaDevice:
     def enter(self) -> None:
         """Make this the calling thread's current device."""
         cupy.cuda.Device(self.index).use()
+
+    def lose(self) -> None:
+        """Fault injection: an illegal access, after which no call of this process works."""
+        self._verify((1, 1), (kernels.THREADS,), (0, 64, 1, 0, 0, 0, 0, 0, 0), self._null[0].cupy)
+        with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+            self._null[0].cupy.synchronize()
+
+    def is_lost(self) -> bool:
+        """Whether the CUDA context of this process is gone."""
+        try:
+            cupy.cuda.runtime.memGetInfo()
+        except cupy.cuda.runtime.CUDARuntimeError:
+            return True
+        return False
 
     def used_bytes(self) -> int:
         """Memory of this GPU that is in use, by whomever."""

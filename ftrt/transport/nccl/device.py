@@ -41,6 +41,12 @@ class Device(Protocol):
     index: int
     kind: type | None  # as in ftrt.transport.arrays: every array is looked at
 
+    def lose(self) -> None:
+        """Fault injection: an error after which no call of this process works."""
+
+    def is_lost(self) -> bool:
+        """Whether no call of this process reaches the device any more."""
+
     def used_bytes(self) -> int:
         """Memory of this GPU that is in use, by whomever."""
 

@@ -144,6 +144,10 @@ class FakeArray:
         return self.array.copy()
 
 
+class FakeGpuError(RuntimeError):
+    """What CUDA says once its context is gone."""
+
+
 class FakeDevice:
     """See :class:`ftrt.transport.nccl.device.Device`."""
 
@@ -152,9 +156,22 @@ class FakeDevice:
     def __init__(self, index: int = 0) -> None:
         self.index = index
         self._own: FakeStream | None = None
+        self._lost = False
 
     def enter(self) -> None:
         """Every thread may use it."""
+
+    def lose(self) -> None:
+        """Fault injection: no call works any more."""
+        self._lost = True
+
+    def is_lost(self) -> bool:
+        """Whether it was lost."""
+        return self._lost
+
+    def _look(self) -> None:
+        if self._lost:
+            raise FakeGpuError("an illegal memory access was encountered")
 
     def used_bytes(self) -> int:
         """Nobody counts it here."""
@@ -174,11 +191,13 @@ class FakeDevice:
 
     def idle(self, stream: FakeStream) -> bool:
         """Whether the stream has nothing left to do."""
+        self._look()
         event = self.mark(stream)
         return event.wait(0.001)
 
     def mark(self, stream: FakeStream) -> FakeEvent:
         """An event behind all work so far."""
+        self._look()
         event = FakeEvent()
         stream.put(event.set)
         return event
@@ -207,6 +226,7 @@ class FakeDevice:
 
     def verify(self, stream: FakeStream, grid: tuple[int, int], *arguments: int) -> None:
         """The CPU's way to check slots."""
+        self._look()
         slots, stride, count, capacity, stream_id, min_epoch, params, _, rows = arguments
 
         def work() -> None:

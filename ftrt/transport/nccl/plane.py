@@ -42,6 +42,8 @@ class NcclPlane:
         Processes that may take over a rank one day and do not share this GPU.
     standby : int
         Connected communicators kept for each process that may become a peer; 0 for none.
+    transfer_timeout_s : float
+        A group that was announced and has not come by then ends its channel.
     path : str
         ``"graph"`` (batches of a usual size are replayed as CUDA graphs), ``"eager"``, or
         ``"revoke"`` (non-blocking communicators).
@@ -60,11 +62,12 @@ class NcclPlane:
         spares: list[int],
         standby: int = 1,
         path: str = "graph",
+        transfer_timeout_s: float = 5.0,
     ) -> None:
         if path not in PATHS:
             raise UsageError(f"FTRT_NCCL_MODE={path}: one of {', '.join(PATHS)}")
         self.device, self.library, self.process = device, library, process
-        self.path = path
+        self.path, self.transfer_timeout_s = path, transfer_timeout_s
         self._process_of = process_of
         self._directory = directory / FOLDER
         self._spares, self._standby = spares, standby
@@ -204,6 +207,7 @@ def plane_of(
     gpus: int,
     standby: int,
     path: str,
+    transfer_timeout_s: float,
 ) -> NcclPlane:
     """The plane of a process, on the GPU that the placement gives it.
 
@@ -237,4 +241,5 @@ def plane_of(
         spares=others,
         standby=standby,
         path=path,
+        transfer_timeout_s=transfer_timeout_s,
     )

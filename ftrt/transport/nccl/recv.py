@@ -7,6 +7,7 @@ of its slots are sound; one that is not is asked for again, and nothing passes i
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ class RecvNccl:
         self._owners: dict[int, tuple[int, _Owner]] = {}
         self._operation = 1
         self._delivered = self._released = self._told = self._nacks = 0
-        self._taken_seq = 0
+        self._awaited, self._since_s = 0, 0.0
         self._sealed_upto: int | None = None
         self._damage = self._superseded = self._retired = False
         self._seen: dict[tuple, int] = {}
@@ -90,6 +91,8 @@ class RecvNccl:
         if found != _SOUND:
             if found:
                 self._refuse(head)
+            else:
+                self._look_at_the_clock(head.note.group)
             return None
         if self._again is not None:
             self._again = None
@@ -97,11 +100,30 @@ class RecvNccl:
             self._posted.popleft()
         return self._deliver(head)
 
+    def _look_at_the_clock(self, group: int) -> None:
+        """Give the channel up if a group that was announced does not come in time.
+
+        Nothing on the host says so when an operation on the device waits for a peer that will
+        never post its own.
+        """
+        now_s = time.monotonic()
+        if group != self._awaited:
+            self._awaited, self._since_s = group, now_s
+        elif now_s - self._since_s > self._plane.transfer_timeout_s and self.broken is None:
+            limit_s = self._plane.transfer_timeout_s
+            self._break(
+                PeerFailed(f"group {group} was announced and did not come in {limit_s:g} s")
+            )
+
+    def _break(self, failure: PeerFailed) -> None:
+        """The sender goes on in another channel."""
+        self.broken = failure
+        self._page.put(control.G_BROKEN, 1)
+
     def _deliver(self, head: _Posted) -> Frame:
         note, mem = head.note, self._mem
         self.counters["ok"] += note.slots
         self._delivered = note.group
-        self._taken_seq = note.seq + note.count - 1
         owner = _Owner(mem)
         self._owners[head.slot] = (note.group, owner)
         address = mem.address_of(head.slot) + wire.HEADER_BYTES
@@ -122,7 +144,11 @@ class RecvNccl:
 
     def _read_notes(self) -> None:
         """Post the receives of the groups that are on their way."""
-        if self._superseded or self._retired or self.broken or not self.pair.connected:
+        if self._superseded or self._retired or self.broken:
+            return
+        if not self.pair.connected:
+            if self.pair.failure is not None:
+                self._break(PeerFailed(self.pair.failure))
             return
         while (frame := self._notes.poll()) is not None:
             note = control.read(frame.array)
@@ -130,7 +156,7 @@ class RecvNccl:
             try:
                 self._post(note)
             except PeerFailed as failure:
-                self.broken = failure
+                self._break(failure)
                 return
 
     def _post(self, note: control.Note) -> None:

@@ -359,6 +359,10 @@ class SendNccl:
     @property
     def failed(self) -> str | None:
         """Why nothing can be sent here any more."""
+        if self._retired:
+            return None
+        if self._page.get(control.G_BROKEN):
+            return "the receiver's end does not work"
         if self.broken is not None:
             return str(self.broken)
         return self.pair.failure
