@@ -27,7 +27,7 @@ def program(tmp_path):
         (["-n", "1000", "--spares", "25"], "more than the 1024 processes"),
         (["-n", "2", "--fault", "kill:2@3msg"], "there is no rank 2"),
         (["-n", "2", "--fault", "kill:1@soon"], "'kill:1@soon' is malformed; for example"),
-        (["-n", "2", "--fault", "gpu:1@1s"], "not in this version"),
+        (["-n", "2", "--fault", "gpu:1@1s"], "add --plane nccl"),
         (["-n", "2", "--fault", "link:1-1@1s+1s"], "has no link to itself"),
         (["-n", "2", "--fault", "eio:1@1s"], "add --stable power"),
         (["-n", "2", "--fault", "melt:1@1s"], "unknown kind 'melt'"),
