@@ -24,6 +24,7 @@ from numba import njit, types
 
 from ftrt.atomics import compare_exchange, fence, load_acquire, store, store_release
 from ftrt.errors import DeadlineExceeded, Fenced, InvariantBroken, UsageError
+from ftrt.transport.direct import ADDRESS, direct, place, state_at, words_at
 
 _MAGIC, _VERSION = 0x4654_5254_4741_5448, 1
 _MOST = 1 << 14
@@ -33,6 +34,7 @@ _DECIDED, _WAITING, _FENCED = 0, 1, 2
 #: Looks of one call of the kernel, after which Python sees to the deadline.
 _LOOKS = 256
 _BUSY = 4000
+_DTYPE = np.dtype(np.uint64)
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
@@ -117,7 +119,7 @@ def _await(words, members, capacity, me, number, present, busy, looks):
 
 
 @njit(
-    "int64(uint64[::1], int64, int64, int64, int64, uint64[::1], uint64[:, ::1], uint64[::1])",
+    "int64(uint64[::1], int64, int64, int64, int64, uint64[::1], uint64[::1], uint64[::1])",
     nogil=True,
     cache=True,
 )
@@ -137,7 +139,7 @@ def _collect(words, members, capacity, me, number, present, out, lengths):
         slot = _slot(members, capacity, _entry(members, capacity, member), number)
         length = min(np.int64(words[slot + 1]), capacity)
         for i in range(length):
-            out[member, i] = words[slot + 2 + i]
+            out[member * capacity + i] = words[slot + 2 + i]
         fence()
         if load_acquire(words, slot) != np.uint64(number):
             return _FENCED
@@ -149,19 +151,30 @@ def _collect(words, members, capacity, me, number, present, out, lengths):
     return _DECIDED if inside != 0 else _FENCED
 
 
-@njit(
-    "int64(uint64[::1], int64, int64, int64, int64, uint64[::1], int64, int64, uint64[::1],"
-    " uint64[:, ::1], uint64[::1])",
-    nogil=True,
-    cache=True,
-)
-def _agree(words, members, capacity, me, number, present, busy, looks, payload, out, lengths):
-    """All of a round in one call, as far as it gets."""
-    _arrive(words, members, capacity, me, number, payload)
-    code = _await(words, members, capacity, me, number, present, busy, looks)
+# Words of what a call needs beside the round and what is brought.
+_WORDS, _SIZE, _MEMBERS, _CAPACITY, _ME, _PRESENT, _OUT, _LENGTHS, _BUSY_LOOKS = range(9)
+
+
+@njit(types.int64(ADDRESS, ADDRESS, types.int64, types.int64), nogil=True, cache=True)
+def _agree(call, payload, length, number):
+    """All of a round in one call, as far as it gets; a length below 0 if we have arrived before."""
+    head = state_at(place(call), 9)
+    members, capacity, me = head[_MEMBERS], head[_CAPACITY], head[_ME]
+    words = words_at(head[_WORDS], head[_SIZE])
+    present = words_at(head[_PRESENT], (members + 63) // 64)
+    busy = np.int64(0)
+    if length >= 0:
+        busy = head[_BUSY_LOOKS]
+        _arrive(words, members, capacity, me, number, words_at(place(payload), length))
+    code = _await(words, members, capacity, me, number, present, busy, _LOOKS)
     if code != _DECIDED:
         return code
+    out = words_at(head[_OUT], members * capacity)
+    lengths = words_at(head[_LENGTHS], members)
     return _collect(words, members, capacity, me, number, present, out, lengths)
+
+
+_agree_directly = direct(_agree)
 
 
 class Gathering:
@@ -192,8 +205,10 @@ class Gathering:
         self._out = np.zeros((self.members, self.capacity), np.uint64)
         self._lengths = np.zeros(self.members, np.uint64)
         crowded = self.members > len(os.sched_getaffinity(0))
-        self._busy = 0 if crowded else _BUSY
-        self._head = (self.words, self.members, self.capacity, me)
+        arrays = (self._present, self._out, self._lengths)
+        places = [array.ctypes.data for array in arrays]
+        head = [self.words.ctypes.data, len(self.words), self.members, self.capacity, me]
+        self._call = np.array([*head, *places, 0 if crowded else _BUSY], np.int64)
 
     @classmethod
     def create(cls, path: Path, members: int, capacity: int) -> None:
@@ -250,14 +265,16 @@ class Gathering:
             Somebody neither came nor was declared gone. The call may be repeated; what was
             brought the first time stays.
         """
-        if len(payload) > self.capacity:
-            raise UsageError(f"{len(payload)} words do not fit: this gathering has {self.capacity}")
+        length = len(payload)
+        if payload.dtype is not _DTYPE or payload.ndim != 1 or not payload.flags.c_contiguous:
+            raise UsageError("a gathering takes a contiguous 1-d array of uint64")
+        if length > self.capacity:
+            raise UsageError(f"{length} words do not fit: this gathering has {self.capacity}")
         number = self.round + 1
-        rest = (payload, self._out, self._lengths)
-        code = _WAITING
-        if self._came != number:  # what others may be reading already is not written again
-            self._came = number
-            code = _agree(*self._head, number, self._present, self._busy, _LOOKS, *rest)
+        if self._came == number:  # what others may be reading already is not written again
+            length = -1
+        self._came = number
+        code = _agree_directly(self._call, payload, length, number)
         if code == _WAITING:
             code = self._wait(number, time.monotonic() + timeout_s, look)
         if code == _FENCED:
@@ -267,11 +284,9 @@ class Gathering:
     def _wait(self, number: int, deadline: float, look: Callable[[], object]) -> int:
         while True:
             look()
-            code = _await(*self._head, number, self._present, 0, _LOOKS)
-            if code == _DECIDED:
-                code = _collect(*self._head, number, self._present, self._out, self._lengths)
+            code = _agree_directly(self._call, self._present, -1, number)
             if code != _WAITING:
-                return int(code)
+                return code
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"members {self._late(number)} did not come to round {number} at member "

@@ -1,7 +1,10 @@
 """Carries the agreement of several hosts' agents over messages: the production core on a real wire.
 
 One agent a host. What decides is :mod:`ftrt.agree.agreement`; who is dead and how a record is
-created comes from outside.
+created comes from outside. Where everybody comes, a sweep brings to all what the tree would have
+brought to the coordinator, so each of them may try to create the record, which is the same
+whoever makes it: nobody waits for an announcement. Whatever goes wrong in the sweep, the messages
+of the tree take over, and the record stays the arbiter.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from ftrt.agree.exchange import Exchange, Table, Told
 from ftrt.agree.tree import Tree
 from ftrt.errors import DeadlineExceeded, Fenced, PeerFailed
 from ftrt.hosts.packets import Message, decode, encode, head_of, joined, split
+from ftrt.hosts.register import Register
+from ftrt.hosts.sweep import Sweep, as_bytes, as_words
 
 if TYPE_CHECKING:
     from ftrt.mpi import Wire
@@ -39,8 +44,8 @@ TICK_S = 0.05
 _MOST_EARLY = 4096
 #: Looks for a message before the detector is asked, and those are called in who have not come.
 _LOOKS = 32
-
-Record = Callable[[AgreedRecord], AgreedRecord]
+#: How long a sweep may take before the tree's messages do its work.
+_PATIENCE_S = 0.25
 
 
 class Meeting:
@@ -53,11 +58,12 @@ class Meeting:
         Process of each agent, by the agent's number.
     tag : int
         Of the agents' own.
-    record : callable
-        Creates a record exclusively and returns the one that exists: this, or an earlier one.
+    register : Register
     read : callable
-        Gives what the written ledgers of an agent hold of our streams, in case it died too early
-        to tell.
+        Gives what the closed ledgers of an agent hold of our streams, in case it died too early
+        to tell, or told in a sweep that we left.
+    sweep : Sweep, optional
+        Of the same processes.
     """
 
     def __init__(
@@ -65,15 +71,17 @@ class Meeting:
         wire: Wire,
         processes: Sequence[int],
         tag: int,
-        record: Record,
+        register: Register,
         read: Callable[[int, EpochId], Table],
+        sweep: Sweep | None = None,
     ) -> None:
         self._wire, self._processes, self._tag = wire, tuple(processes), tag
-        self._record, self._read = record, read
+        self._register, self._read, self._sweep = register, read, sweep
         self.me = self._processes.index(wire.process)
         self.dead: set[int] = set()
         self._machine: Agreement | None = None
         self._exchange: Exchange | None = None
+        self._home: Mapping[int, int] = {}
         self._calls: list[Send] = []
         self._early: list[tuple[int, bytes]] = []
         self._out: dict[int, list[bytes]] = {}
@@ -86,7 +94,7 @@ class Meeting:
         self,
         epoch: EpochId,
         agents: Iterable[int] | Tree,
-        marks: Mapping[tuple[str, int, int], object],
+        marks: Table,
         home: Mapping[int, int],
         timeout_s: float = 10.0,
         look: Callable[[], Iterable[int]] = tuple,
@@ -114,21 +122,85 @@ class Meeting:
         self.dead.update(look())
         self._machine = machine = Agreement(self.me, agents, epoch, self.dead)
         self._calls = []
-        self._exchange = exchange = Exchange(self.me, epoch, marks, home)  # type: ignore[arg-type]
+        self._home = home
+        self._exchange = exchange = Exchange(self.me, epoch, marks, home)
         self._watch()
         self._result = None
-        self._handle(Tick())
-        for to, told in exchange.begin():
-            self._send(to, told)
-        self._flush()
+        deadline = time.monotonic() + timeout_s
+        if not self._swept(marks, deadline, look):
+            self._handle(Tick())
+            for to, told in exchange.begin():
+                self._send(to, told)
+            self._flush()
         early, self._early = self._early, []
         for agent, data in early:
             self._take(agent, data)
-        self._wait(time.monotonic() + timeout_s, look)
+        self._wait(deadline, look)
         record = machine.record
         if record is None or machine.phase is Phase.FENCED:
             raise Fenced(f"the record of epoch {epoch} leaves out agent {self.me}")
         return record, self._result or exchange.result()
+
+    def _swept(self, marks: Table, deadline: float, look: Callable[[], Iterable[int]]) -> bool:
+        """Try to have the names and marks of all by a sweep; False if the tree has to do it."""
+        sweep, machine, exchange = self._sweep, self._machine, self._exchange
+        if sweep is None or sweep.broken or self.dead or machine is None or exchange is None:
+            return False
+        agents = machine.now.agents
+        if len(agents) != len(self._processes):
+            return False
+        told = Told(self.me, exchange.epoch, marks)
+        data = encode(told, self.me, exchange.epoch)
+        fits = len(data) <= 8 * sweep.capacity - 8
+        payload = as_words(data if fits else b"")
+        patience = min(_PATIENCE_S, max(0.0, deadline - time.monotonic()))
+        try:
+            sweep.gather(payload, exchange.epoch.counter, patience, self._watcher(look))
+        except (PeerFailed, DeadlineExceeded):
+            return False
+        # All are known to have closed: whoever comes first makes the record that any would make.
+        record = AgreedRecord(exchange.epoch, agents[0], agents)
+        machine.handle(RecordFound(self._register.create(record)))  # nobody has to be told of it
+        for agent in sorted(exchange.others):
+            brought = as_bytes(sweep.of(agent))
+            if brought:
+                self._hear(brought)
+        if not fits:
+            for to, message in exchange.begin():
+                self._send(to, message)
+        self._flush()
+        return True
+
+    def _watcher(self, look: Callable[[], Iterable[int]]) -> Callable[[], None]:
+        """What to do now and then in a sweep: leave it for a death, call those who have not come.
+
+        Also leave it where the messages of others decided.
+        """
+        called: list[bool] = []
+
+        def watch() -> None:
+            machine = self._machine
+            self._notice(look())
+            if not called:
+                called.append(True)
+                self._handle(Tick())
+                self._call()
+            self.poll()
+            if self.dead or machine is None or machine.record is not None:
+                raise PeerFailed("the sweep is left to the messages of the tree")
+
+        return watch
+
+    def _hear(self, data: bytes) -> None:
+        """Take in the marks of our streams, of all that another agent's ledgers hold."""
+        machine, exchange = self._machine, self._exchange
+        if machine is None or exchange is None:
+            return
+        told = decode(data, machine.now.epoch.job, machine.now.agents)
+        if isinstance(told, Told) and told.epoch == exchange.epoch:
+            home, me = self._home, self.me
+            ours = {k: v for k, v in told.marks.items() if me in (home[k[1]], home[k[2]])}
+            exchange.handle(Told(told.sender, told.epoch, ours))
 
     def _wait(self, deadline: float, look: Callable[[], Iterable[int]]) -> None:
         """Take messages until this agent is through; see to the detector and the clock."""
@@ -146,8 +218,29 @@ class Meeting:
                 raise DeadlineExceeded(self._standing())
             if now > due:
                 due = now + TICK_S
-                self._handle(Tick())
-                self._call()
+                self._tick()
+
+    def _tick(self) -> None:
+        """Look at what is stored by now, and send again what may have been lost.
+
+        Others may be through already, and in a later epoch: the register and the ledgers of whoever
+        takes part say what they do not say any more.
+        """
+        machine, exchange = self._machine, self._exchange
+        if machine is None or exchange is None:
+            return
+        found = None if machine.record else self._register.find(machine.now.epoch)
+        self._handle(Tick() if found is None else RecordFound(found))
+        self._call()
+        if machine.record is not None:
+            self._read_of(exchange.lacks(_ALL))
+
+    def _read_of(self, agents: list[int]) -> None:
+        exchange = self._exchange
+        if exchange is not None:
+            for agent in agents:
+                table = self._read(agent, exchange.epoch)
+                exchange.handle(Told(agent, exchange.epoch, table))
 
     def _merge(self) -> None:
         """Merge the marks while others are waited for: none come any more once all have told."""
@@ -175,9 +268,7 @@ class Meeting:
         if not late:
             return True
         members = machine.record.members
-        for agent in late:
-            if agent not in members or agent in self.dead:
-                exchange.handle(Told(agent, exchange.epoch, self._read(agent, exchange.epoch)))
+        self._read_of([a for a in late if a not in members or a in self.dead])
         return not exchange.lacks(_ALL)
 
     def _notice(self, dead: Iterable[int]) -> None:
@@ -207,7 +298,7 @@ class Meeting:
             else:
                 self._send(effect.to, effect.message)
         elif isinstance(effect, TryRecord):
-            found = self._record(effect.record)
+            found = self._register.create(effect.record)
             ours = found == effect.record
             self._handle(RecordCreated(found) if ours else RecordFound(found))
 

@@ -2,7 +2,7 @@
 
 A dissemination (Bruck et al., IEEE TPDS 8, 1997): in round k each member passes on all that it
 has to the member 2^k before it. Whoever returns has the words of all members. It is not uniform:
-when somebody dies in it some return and others raise, and then :mod:`ftrt.hosts.meeting` decides.
+when somebody dies in it some return and others raise. :mod:`ftrt.hosts.meeting` decides.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ftrt.errors import DeadlineExceeded, InvariantBroken, UsageError
+from ftrt.errors import DeadlineExceeded, PeerFailed, UsageError
 
 if TYPE_CHECKING:
     from ftrt.mpi import Wire
 
 _HEAD = 2
+#: Tests of a request between two looks, less one.
+_LOOK = 511
 
 
 class Sweep:
@@ -40,7 +42,7 @@ class Sweep:
             raise UsageError(f"process {wire.process} is not once in the group {list(processes)}")
         self._wire, self._tag = wire, tag
         self.me, self.members = list(processes).index(wire.process), len(processes)
-        self.capacity, self.number = capacity, 0
+        self.capacity, self.broken, self._number = capacity, False, 0
         # Block i is of the member i behind us; a round's blocks lie together.
         self._blocks = np.zeros((self.members, _HEAD + capacity), np.uint64)
         self._rounds = []
@@ -56,6 +58,7 @@ class Sweep:
     def gather(
         self,
         payload: np.ndarray,
+        number: int,
         timeout_s: float = 10.0,
         look: Callable[[], object] = lambda: None,
     ) -> None:
@@ -64,6 +67,8 @@ class Sweep:
         Parameters
         ----------
         payload : ndarray of uint64, 1-d
+        number : int
+            The same at every member, and another one each time.
         timeout_s : float
         look : callable
             Called now and then while others are late; it may raise.
@@ -71,37 +76,55 @@ class Sweep:
         Raises
         ------
         PeerFailed, DeadlineExceeded
-            A member is gone or late. The group must be given up: others may have returned.
+            A member is gone, late, or brought words of another number. The group is given up:
+            :attr:`broken` is true, others may have returned.
         """
         length = len(payload)
         if length > self.capacity:
             raise UsageError(f"{length} words do not fit: this group has {self.capacity}")
-        self.number += 1
+        if self.broken:
+            raise PeerFailed(f"this group of {self.members} was given up before sweep {number}")
         own = self._blocks[0]
-        own[0], own[1] = self.number, length
+        own[0], own[1] = number, length
         own[_HEAD : _HEAD + length] = payload
+        self._number, self.broken = number, True
         wire, tag = self._wire, self._tag
         deadline = time.monotonic() + timeout_s
         for mine, theirs, to, source in self._rounds:
             receive = wire.receive(theirs, source, tag)
             send = wire.send(mine, to, tag)
-            self._finish(receive, deadline, look)
-            self._finish(send, deadline, look)
-        if (self._blocks[:, 0] != self.number).any():
-            raise InvariantBroken(f"sweep {self.number} brought words of {self._blocks[:, 0]}")
+            try:
+                self._finish(receive, deadline, look)
+                self._finish(send, deadline, look)
+            except BaseException:
+                wire.retire([receive], [send], self._blocks)
+                raise
+        if (self._blocks[:, 0] != number).any():
+            raise PeerFailed(f"sweep {number} brought words of {set(self._blocks[:, 0].tolist())}")
+        self.broken = False
 
     def _finish(self, request, deadline: float, look: Callable[[], object]) -> None:
         done, tries = self._wire.done, 0
         while not done(request):
             tries += 1
-            if tries & 1023 == 0:
+            if tries & _LOOK == 0:
                 look()
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"sweep {self.number} of {self.members} members did not end at {self.me}"
+                        f"sweep {self._number} of {self.members} members did not end at {self.me}"
                     )
 
     def of(self, member: int) -> np.ndarray:
         """What a member brought to the last sweep, valid until the next."""
         block = self._blocks[(member - self.me) % self.members]
         return block[_HEAD : _HEAD + int(block[1])]
+
+
+def as_words(data: bytes) -> np.ndarray:
+    """Bytes behind their length, as words that a sweep or a gathering takes."""
+    return np.frombuffer(len(data).to_bytes(8, "little") + data + bytes(-len(data) % 8), np.uint64)
+
+
+def as_bytes(words: np.ndarray) -> bytes:
+    """Return the bytes that `as_words` was given."""
+    return words[1:].tobytes()[: int(words[0])]

@@ -168,6 +168,9 @@ def test_what_cannot_be_is_refused(tmp_path):
         Gathering(path, 1)
     with pytest.raises(UsageError, match="3 words do not fit"):
         Gathering(path, 0).agree(np.zeros(3, np.uint64))
+    for wrong in (np.zeros(2), np.zeros((1, 1), np.uint64), np.zeros(4, np.uint64)[::2]):
+        with pytest.raises(UsageError, match="contiguous 1-d array of uint64"):
+            Gathering(path, 0).agree(wrong)
     path.write_bytes(bytes(4096))
     with pytest.raises(InvariantBroken, match="is no gathering"):
         Gathering(path, 0)

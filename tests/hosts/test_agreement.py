@@ -15,30 +15,36 @@ FLAGS = "--oversubscribe --bind-to none --with-ft ulfm --mca pml ob1 --mca btl s
 AGENTS = 5
 
 
-@pytest.mark.parametrize("moment", ["never", "first", "before", "after"])
-def test_all_survivors_learn_the_same(tmp_path, moment):
+CASES = [(way, m) for way in ("sweep", "tree") for m in ("never", "first", "before", "after")]
+
+
+@pytest.mark.parametrize(("way", "moment"), [*CASES, ("sweep", "late")])
+def test_all_survivors_learn_the_same(tmp_path, way, moment):
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = [Path(sys.executable).parent / "mpirun", *as_root, *FLAGS.split(), str(AGENTS)]
     done = subprocess.run(
-        [*command, sys.executable, "-m", "tests.hosts.agreement_job", tmp_path, moment],
+        [*command, sys.executable, "-m", "tests.hosts.agreement_job", tmp_path, moment, way],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=HERE.parents[1],
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
     )
-    survivors = range(AGENTS) if moment == "never" else range(1, AGENTS)
+    survivors = range(AGENTS) if moment in ("never", "late") else range(1, AGENTS)
     told = {}
     for agent in survivors:
         path = tmp_path / f"told-{agent}.json"
         assert path.exists(), done.stdout + done.stderr
-        told[agent] = json.loads(path.read_text())
+        told[agent], swept = json.loads(path.read_text())
+        if moment in ("never", "late"):
+            assert swept == (way == "sweep" and moment == "never")
     for number in range(2, 8):
         outcomes = {agent: told[agent][number - 2] for agent in survivors}
         assert len({json.dumps(outcome[:3]) for outcome in outcomes.values()}) == 1
         counter, coordinator, members, _ = outcomes[1]
-        gone = number > 3 or (number == 3 and moment in ("first", "before"))
-        lost = moment != "never" and gone
+        gone = number > 3 or (number == 3 and moment == "first")
+        gone |= (number, moment, way) == (3, "before", "tree")  # or others make it in its place
+        lost = len(survivors) < AGENTS and gone
         assert (counter, coordinator) == (number, int(lost))
         assert members == list(range(int(lost), AGENTS))
         for agent in survivors:  # the marks of both its streams, merged
