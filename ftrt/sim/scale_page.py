@@ -82,7 +82,8 @@ def page(found: list[Cost], memory: int) -> str:
         "",
         "ERA, the agreement of ULFM (Herault et al., *Practical scalable consensus for "
         "pseudo-synchronous distributed systems*, SC 2015), also goes up a tree and down again "
-        "without a failure, 2 log2(n) delays over a binary tree; it carries one integer. The record on storage adds the two delays that are seen here above 2 log2(n). "
+        "without a failure, 2 log2(n) delays over a binary tree; it carries one integer. The "
+        "record on storage adds the two delays that are seen here above 2 log2(n). "
         "Real processes, ours beside Open MPI's ERA: [agree.md](agree.md).",
         "",
     ]
