@@ -149,6 +149,16 @@ def process_start_ticks(pid: int) -> int:
         return 0
 
 
+def is_running(pid: int, start_ticks: int) -> bool:
+    """Whether the process that was started then is neither gone nor a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        return fields[0] not in (b"Z", b"X") and int(fields[19]) == start_ticks
+    except (OSError, IndexError, ValueError):
+        return False
+
+
 def _check(result: int, call: str) -> None:
     if result:
         raise OSError(result, f"{call}: {os.strerror(result)}")

@@ -93,10 +93,16 @@ class Job:
                 standby=config.standby,
                 path=config.nccl_path,
                 transfer_timeout_s=config.transfer_timeout_s,
+                alive=self._is_alive,
             )
         if self.world.wire is not None:
             return MpiPlane(self.world.wire, self._process_of)
         return None
+
+    def _is_alive(self, process: int) -> bool:
+        """Whether a process that has registered still runs."""
+        pid, began = (self.board.get(process, f) for f in (Field.PID, Field.START_TICKS))
+        return not (pid and began) or libc.is_running(pid, began)
 
     def _process_of(self, rank: int) -> int | None:
         return self.processes.get(rank)

@@ -3,15 +3,23 @@
 A process offers a communicator to another one in a file; the other joins it. Both do so in threads
 of their own: making one takes 20 to 600 ms, and a peer may never come. Whoever wants to use a
 connected pair for a channel claims it, by creating a file that nobody else can create.
+
+The end of a communicator frees device memory, which waits until all kernels of the process have
+ended, and meanwhile every other call into CUDA waits too, of the application's thread as well. So
+(1) one process of a host ends communicators at a time: two could wait for each other's kernels;
+(2) a thread that calls nothing of CUDA looks after the pairs in use, and aborts one whose peer is
+gone, or that is overdue: the application's thread may be stuck behind its kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +30,7 @@ from ftrt.transport.nccl.states import Communicator, State
 
 CONNECT_TIMEOUT_S = 20.0
 _SIZES = struct.Struct("<qq")
+_TURN_TIMEOUT_S = 6.0
 _LOOK_EVERY_S = 0.02
 _POLL_S = 0.0005
 
@@ -49,6 +58,9 @@ class Pair:
         self.comm = Communicator(library, f"communicator {name}", blocking)
         self.connected = self.taken = self.retired = False
         self.failure: str | None = None
+        self.memory: Any = None
+        #: Whether the channel that uses it has ended, or should; asked in a thread of its own.
+        self.is_over: Callable[[], bool] = lambda: False
         self.made_s = 0.0
         self._device = device
         self.stream: Any = None
@@ -86,24 +98,25 @@ class Pair:
                 raise FtrtError(f"the peer did not connect within {CONNECT_TIMEOUT_S:g} s")
             time.sleep(_POLL_S)
 
-    def end(self) -> bool:
-        """End it, whatever it does: graphs first, then revoke or abort. May take a second.
+    def stop(self) -> None:
+        """Let its kernels leave: graphs first, then revoke, where the library has it."""
+        graphs, self.graphs = self.graphs, []
+        for graph in graphs:
+            graph.destroy()
+        comm = self.comm
+        if comm.state is State.READY and comm.library.capabilities.has("revoke"):
+            with contextlib.suppress(FtrtError):  # it is aborted then
+                comm.revoke()
+
+    def free(self) -> bool:
+        """End it, after :meth:`stop`. May take a second.
 
         Returns
         -------
         bool
             False if it was left behind.
         """
-        graphs, self.graphs = self.graphs, []
-        for graph in graphs:
-            graph.destroy()
-        comm = self.comm
-        if comm.state is State.READY and comm.library.capabilities.has("revoke"):
-            try:
-                comm.revoke()
-            except FtrtError:
-                return comm.end()
-        return comm.end()
+        return self.comm.end()
 
 
 class Pairs:
@@ -125,11 +138,12 @@ class Pairs:
         library: Any,
         blocking: bool = True,
         prepare: Callable[[int, int], object] = lambda slots, slot_bytes: None,
+        alive: Callable[[int], bool] = lambda process: True,
     ) -> None:
         self._directory, self.process = directory, process
         directory.mkdir(exist_ok=True)
         self._device, self._library = device, library
-        self._blocking, self._prepare = blocking, prepare
+        self._blocking, self._prepare, self._alive = blocking, prepare, alive
         self._pairs: dict[str, Pair] = {}
         self._numbers = 0
         self._lock = threading.Lock()
@@ -208,18 +222,23 @@ class Pairs:
         with self._lock:
             return list(self._pairs.values())
 
-    def retire(self, pair: Pair, memory: Any = None) -> None:
-        """End a pair in the background; ``memory`` is kept until nothing can write it any more."""
-        if pair.retired:
-            return
-        pair.retired = True
+    def retire(self, pair: Pair) -> None:
+        """End a pair in the background; its memory is kept until nothing can write it any more."""
+        with self._lock:
+            if pair.retired:
+                return
+            pair.retired = True
 
         def work() -> None:
             self._device.enter()
-            if pair.end():
+            pair.stop()
+            with self._turn():
+                ended = pair.free()
+            if ended:
                 self.ended += 1
+                pair.memory = None
             else:  # what it uses may still be written: it is kept for good
-                self.left_behind.append((pair.name, memory))
+                self.left_behind.append((pair.name, pair.memory))
             with self._lock:
                 self._pairs.pop(pair.name, None)
             for kind in ("offer", "claim"):
@@ -230,9 +249,27 @@ class Pairs:
             self._ends = [t for t in self._ends if t.is_alive()] + [thread]
         thread.start()
 
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This process's turn to end communicators; it comes after some seconds in any case."""
+        with open(self._directory / "ending", "w") as file:
+            end_s = time.monotonic() + _TURN_TIMEOUT_S
+            while time.monotonic() < end_s:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(_LOOK_EVERY_S / 4)
+            yield
+
     def _watch(self) -> None:
         while not self._stop.wait(_LOOK_EVERY_S):
             self._accept()
+            for pair in self.everything():
+                if pair.retired or pair.comm.state is State.INIT:
+                    continue
+                if pair.is_over() or not self._alive(pair.peer):
+                    self.retire(pair)
 
     def _accept(self) -> None:
         """Join what others have offered to this process."""

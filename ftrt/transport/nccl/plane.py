@@ -42,6 +42,8 @@ class NcclPlane:
         Processes that may take over a rank one day and do not share this GPU.
     standby : int
         Connected communicators kept for each process that may become a peer; 0 for none.
+    alive : callable
+        Whether a process lives; asked by a thread of its own.
     transfer_timeout_s : float
         A group that was announced and has not come by then ends its channel.
     path : str
@@ -63,10 +65,12 @@ class NcclPlane:
         standby: int = 1,
         path: str = "graph",
         transfer_timeout_s: float = 5.0,
+        alive: Callable[[int], bool] = lambda process: True,
     ) -> None:
         if path not in PATHS:
             raise UsageError(f"FTRT_NCCL_MODE={path}: one of {', '.join(PATHS)}")
         self.device, self.library, self.process = device, library, process
+        self.alive = alive
         self.path, self.transfer_timeout_s = path, transfer_timeout_s
         self._process_of = process_of
         self._directory = directory / FOLDER
@@ -75,7 +79,13 @@ class NcclPlane:
         self._wanted: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         threading.Thread(target=self._make_reserves, daemon=True, name="nccl reserve").start()
         self.pairs = Pairs(
-            self._directory, process, device, library, path != "revoke", self.set_aside
+            self._directory,
+            process,
+            device,
+            library,
+            path != "revoke",
+            self.set_aside,
+            alive,
         )
         self._sending: dict[str, SendNccl] = {}
         self._receiving: dict[str, RecvNccl] = {}
@@ -208,6 +218,7 @@ def plane_of(
     standby: int,
     path: str,
     transfer_timeout_s: float,
+    alive: Callable[[int], bool],
 ) -> NcclPlane:
     """The plane of a process, on the GPU that the placement gives it.
 
@@ -242,4 +253,5 @@ def plane_of(
         standby=standby,
         path=path,
         transfer_timeout_s=transfer_timeout_s,
+        alive=alive,
     )

@@ -41,6 +41,7 @@ class _Posted(NamedTuple):
     note: control.Note
     slot: int
     operation: int
+    at_s: float
 
 
 class _Owner:
@@ -71,13 +72,14 @@ class RecvNccl:
         self._owners: dict[int, tuple[int, _Owner]] = {}
         self._operation = 1
         self._delivered = self._released = self._told = self._nacks = 0
-        self._awaited, self._since_s = 0, 0.0
+        self._since_s = 0.0
         self._sealed_upto: int | None = None
         self._damage = self._superseded = self._retired = False
         self._seen: dict[tuple, int] = {}
         self._graphs: dict[tuple, Any] = {}
         self.counters = dict.fromkeys(("ok", "empty", "stale", "torn", "duplicate", "nacks"), 0)
         self.broken: PeerFailed | None = None
+        pair.memory, pair.is_over = self._mem, self._is_over
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -91,8 +93,8 @@ class RecvNccl:
         if found != _SOUND:
             if found:
                 self._refuse(head)
-            else:
-                self._look_at_the_clock(head.note.group)
+            elif self.is_overdue():
+                self._break_overdue()
             return None
         if self._again is not None:
             self._again = None
@@ -100,20 +102,31 @@ class RecvNccl:
             self._posted.popleft()
         return self._deliver(head)
 
-    def _look_at_the_clock(self, group: int) -> None:
-        """Give the channel up if a group that was announced does not come in time.
+    def is_overdue(self) -> bool:
+        """Whether a group that was announced has not come in time.
 
         Nothing on the host says so when an operation on the device waits for a peer that will
         never post its own.
         """
-        now_s = time.monotonic()
-        if group != self._awaited:
-            self._awaited, self._since_s = group, now_s
-        elif now_s - self._since_s > self._plane.transfer_timeout_s and self.broken is None:
-            limit_s = self._plane.transfer_timeout_s
-            self._break(
-                PeerFailed(f"group {group} was announced and did not come in {limit_s:g} s")
-            )
+        try:
+            head = self._again or self._posted[0]
+        except IndexError:
+            return False
+        late = time.monotonic() - max(head.at_s, self._since_s) > self._plane.transfer_timeout_s
+        return late and not verdict(self._mem.table, head.slot, head.note.slots, head.operation)
+
+    def _is_over(self) -> bool:
+        """Asked by the thread that looks after communicators: ours may be stuck in CUDA."""
+        if self._superseded or self.broken or self._page.get(control.G_SEALED):
+            return True
+        if self.is_overdue():
+            self._break_overdue()
+            return True
+        return False
+
+    def _break_overdue(self) -> None:
+        limit_s = self._plane.transfer_timeout_s
+        self._break(PeerFailed(f"a group was announced and did not come in {limit_s:g} s"))
 
     def _break(self, failure: PeerFailed) -> None:
         """The sender goes on in another channel."""
@@ -123,7 +136,7 @@ class RecvNccl:
     def _deliver(self, head: _Posted) -> Frame:
         note, mem = head.note, self._mem
         self.counters["ok"] += note.slots
-        self._delivered = note.group
+        self._delivered, self._since_s = note.group, time.monotonic()
         owner = _Owner(mem)
         self._owners[head.slot] = (note.group, owner)
         address = mem.address_of(head.slot) + wire.HEADER_BYTES
@@ -144,7 +157,7 @@ class RecvNccl:
 
     def _read_notes(self) -> None:
         """Post the receives of the groups that are on their way."""
-        if self._superseded or self._retired or self.broken:
+        if self._superseded or self._retired or self.broken or self.pair.retired:
             return
         if not self.pair.connected:
             if self.pair.failure is not None:
@@ -180,7 +193,7 @@ class RecvNccl:
                 self._device.spoil(self._receiving, at)
             self._device.wait(self._checking, self._device.mark(self._receiving))
             self._check(self._checking, *key)
-        posted = _Posted(note, slot, operation)
+        posted = _Posted(note, slot, operation, time.monotonic())
         if note.again:
             self._again = posted
         else:
@@ -290,7 +303,7 @@ class RecvNccl:
         self._retired = self._superseded = True
         self._graphs.clear()
         self._owners.clear()
-        self._plane.pairs.retire(self.pair, self._mem)
+        self._plane.pairs.retire(self.pair)
 
     def damage(self, _frame: int) -> None:
         """Fault injection: flip bits in the next group that arrives, before it is checked."""

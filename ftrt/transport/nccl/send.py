@@ -82,6 +82,7 @@ class SendNccl:
         self.counters = {"eager": 0, "graph": 0, "again": 0}
         self._retired = False
         self.broken: PeerFailed | None = None
+        pair.memory, pair.is_over = self._mem, self._is_over
 
     # -- what the sender of the stream asks -----------------------------------------------------
 
@@ -200,7 +201,7 @@ class SendNccl:
 
     def _place(self, least: int, wanted: int) -> int | None:
         """First slot of a run of ``least`` free ones that does not wrap; None if there is none."""
-        if self.broken or self._retired or not self.pair.connected:
+        if self.broken or self._retired or self.pair.retired or not self.pair.connected:
             return None
         if self.slots - (self._used - self._freed) < wanted:
             self._listen()
@@ -354,7 +355,7 @@ class SendNccl:
         self._retired = True
         if self.pair.connected or self.pair.failure is None:
             self._graphs.clear()
-            self._plane.pairs.retire(self.pair, self._mem)
+            self._plane.pairs.retire(self.pair)
 
     @property
     def failed(self) -> str | None:
@@ -365,7 +366,13 @@ class SendNccl:
             return "the receiver's end does not work"
         if self.broken is not None:
             return str(self.broken)
+        if self.pair.retired and self._plane.alive(self.peer):
+            return "its communicator was given up"
         return self.pair.failure
+
+    def _is_over(self) -> bool:
+        """Asked by the thread that looks after communicators: ours may be stuck in CUDA."""
+        return self._retired or bool(self._page.get(control.G_BROKEN))
 
     def check(self) -> None:
         """Look for an asynchronous error of the communicator."""

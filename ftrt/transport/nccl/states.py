@@ -110,6 +110,13 @@ class Communicator:
             wanted = " or ".join(state.value for state in states)
             raise UsageError(f"{self.name} is {self.state.value}, not {wanted}")
 
+    def _must_work(self) -> None:
+        """For work: a communicator whose end another thread has begun is a failed one."""
+        if self.state in (State.INIT, State.IN_PROGRESS):
+            self._must_be(State.READY)
+        if self.state is not State.READY:
+            raise PeerFailed(f"{self.name} is {self.state.value}")
+
     # -- coming into being -------------------------------------------------------------------
 
     def join(self, ranks: int, unique_id: bytes, rank: int) -> None:
@@ -141,12 +148,12 @@ class Communicator:
 
     def send(self, peer: int, addresses, sizes, stream: int) -> None:
         """Post one group of sends."""
-        self._must_be(State.READY)
+        self._must_work()
         self._check(self.library.send(self.handle, peer, addresses, sizes, stream))
 
     def receive(self, peer: int, addresses, sizes, stream: int) -> None:
         """Post one group of receives."""
-        self._must_be(State.READY)
+        self._must_work()
         self._check(self.library.receive(self.handle, peer, addresses, sizes, stream))
 
     def check(self) -> None:
