@@ -96,6 +96,7 @@ class Communicator:
             blocking = False
         self.library, self.name, self.blocking = library, name, blocking
         self.state = State.INIT
+        self._ending = False  # set before another thread can see what its end does to a call
         self.handle: Any = None
         self._since_s = time.monotonic()
 
@@ -173,7 +174,7 @@ class Communicator:
             if code == Result.IN_PROGRESS and self.state is State.READY:
                 self._settle_call()
             return
-        if severity is Severity.CALL:
+        if severity is Severity.CALL and not self._ending:
             raise InvariantBroken(f"{self.name}, {self.state.value}: {describe(code)}")
         raise PeerFailed(f"{self.name}, {self.state.value}: {describe(code)}")
 
@@ -198,6 +199,7 @@ class Communicator:
     def revoke(self) -> None:
         """End the work in flight; :meth:`quiet` says when it has ended."""
         self._must_be(State.READY)
+        self._ending = True
         code = self.library.revoke(self.handle)
         if code not in (Result.SUCCESS, Result.IN_PROGRESS):
             raise PeerFailed(f"{self.name}: revoke: {describe(code)}")
@@ -220,6 +222,7 @@ class Communicator:
         bool
             False if it was left behind.
         """
+        self._ending = True
         if self.state in (State.GONE, State.LEFT_BEHIND):
             return self.state is State.GONE
         if self.state is State.INIT:
