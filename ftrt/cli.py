@@ -199,7 +199,8 @@ _BENCHMARKS = {
     "ledger": "A commit against a plain store into a mapped file.",
     "mpi": "A stream over MPI against windowed MPI over TCP.",
     "recovery": "SIGKILL until the first effect of the replacement.",
-    "stream": "A stream on one host against windowed MPI.",
+    "slots": "A check of slots against a copy of their bytes.",
+    "stream": "A stream on one host against windowed MPI or NCCL.",
 }
 
 
