@@ -91,13 +91,13 @@ class Sweep:
         wire, tag = self._wire, self._tag
         deadline = time.monotonic() + timeout_s
         for mine, theirs, to, source in self._rounds:
-            receive = wire.receive(theirs, source, tag)
-            send = wire.send(mine, to, tag)
+            receives, sends = [wire.receive(theirs, source, tag)], []
             try:
-                self._finish(receive, deadline, look)
-                self._finish(send, deadline, look)
+                sends.append(wire.send(mine, to, tag))
+                self._finish(receives[0], deadline, look)
+                self._finish(sends[0], deadline, look)
             except BaseException:
-                wire.retire([receive], [send], self._blocks)
+                wire.retire(receives, sends, self._blocks)  # MPI may write there still
                 raise
         if (self._blocks[:, 0] != number).any():
             raise PeerFailed(f"sweep {number} brought words of {set(self._blocks[:, 0].tolist())}")
