@@ -36,7 +36,7 @@ _NAMES = {
 _BTL = {"host": "^ofi", "hosts": "self,tcp"}
 
 
-def rows(starts: int = 5, blocks: int = 9, ranks: tuple[int, ...] = RANKS) -> list[dict]:
+def rows(starts: int = 3, blocks: int = 9, ranks: tuple[int, ...] = RANKS) -> list[dict]:
     """Rows of the benchmark; ``size`` is the number of ranks.
 
     Parameters
