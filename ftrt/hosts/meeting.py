@@ -32,7 +32,7 @@ from ftrt.agree.epoch import EpochId
 from ftrt.agree.exchange import Exchange, Table, Told
 from ftrt.agree.tree import Tree
 from ftrt.errors import DeadlineExceeded, Fenced, PeerFailed
-from ftrt.hosts.packets import Message, decode, encode, head_of, joined, split
+from ftrt.hosts.packets import Message, decode, encode, head_of, joined, split, told_of
 from ftrt.hosts.register import Register
 from ftrt.hosts.sweep import Sweep, as_bytes, as_words
 
@@ -81,7 +81,7 @@ class Meeting:
         self.dead: set[int] = set()
         self._machine: Agreement | None = None
         self._exchange: Exchange | None = None
-        self._home: Mapping[int, int] = {}
+        self._ours: frozenset[int] = frozenset()
         self._calls: list[Send] = []
         self._early: list[tuple[int, bytes]] = []
         self._out: dict[int, list[bytes]] = {}
@@ -122,7 +122,7 @@ class Meeting:
         self.dead.update(look())
         self._machine = machine = Agreement(self.me, agents, epoch, self.dead)
         self._calls = []
-        self._home = home
+        self._ours = frozenset(rank for rank, agent in home.items() if agent == self.me)
         self._exchange = exchange = Exchange(self.me, epoch, marks, home)
         self._watch()
         self._result = None
@@ -193,14 +193,11 @@ class Meeting:
 
     def _hear(self, data: bytes) -> None:
         """Take in the marks of our streams, of all that another agent's ledgers hold."""
-        machine, exchange = self._machine, self._exchange
-        if machine is None or exchange is None:
-            return
-        told = decode(data, machine.now.epoch.job, machine.now.agents)
-        if isinstance(told, Told) and told.epoch == exchange.epoch:
-            home, me = self._home, self.me
-            ours = {k: v for k, v in told.marks.items() if me in (home[k[1]], home[k[2]])}
-            exchange.handle(Told(told.sender, told.epoch, ours))
+        exchange = self._exchange
+        if exchange is not None:
+            told = told_of(data, exchange.epoch.job, self._ours)
+            if told.epoch == exchange.epoch:
+                exchange.handle(told)
 
     def _wait(self, deadline: float, look: Callable[[], Iterable[int]]) -> None:
         """Take messages until this agent is through; see to the detector and the clock."""

@@ -7,7 +7,7 @@ all little-endian. The job is not in it: a communicator carries one job.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 
 from ftrt.agree.agreement import AgreedRecord, Announce, Call, Report
@@ -89,6 +89,23 @@ def head_of(data: bytes) -> tuple[int, int, int]:
     return sender, attempt, counter
 
 
+def told_of(data: bytes, job: str, ranks: Container[int]) -> Told:
+    """Read of a Told message the marks of the streams with an end at one of `ranks`.
+
+    Raises
+    ------
+    InvariantBroken
+        It cannot be that.
+    """
+    sender, attempt, counter = head_of(data)
+    if data[0] != _KINDS[Told]:
+        raise InvariantBroken(f"a message of {len(data)} bytes has no marks")
+    try:
+        return Told(sender, EpochId(job, attempt, counter), _table(data, ranks))
+    except (struct.error, ValueError) as error:
+        raise InvariantBroken(f"a message of {len(data)} bytes is damaged: {error}") from error
+
+
 def decode(data: bytes, job: str, agents: Sequence[int]) -> Message:
     """Read what `encode` wrote.
 
@@ -119,15 +136,20 @@ def decode(data: bytes, job: str, agents: Sequence[int]) -> Message:
     raise InvariantBroken(f"a message of {len(data)} bytes is of no kind that exists ({kind})")
 
 
-def _table(data: bytes) -> Table:
+def _table(data: bytes, ranks: Container[int] | None = None) -> Table:
     at, table = _HEAD.size, {}
     while at < len(data):
         length, source, dest, sent, last, next_seq, hwm, count = _STREAM.unpack_from(data, at)
         at += _STREAM.size
+        if ranks is not None and source not in ranks and dest not in ranks:
+            at += length + 16 * count
+            continue
         name = data[at : at + length].decode()
         at += length
         ends = struct.unpack_from(f"<{2 * count}Q", data, at)
         at += 16 * count
         marks = Marks(hwm, zip(ends[::2], ends[1::2], strict=True))
         table[name, source, dest] = StreamMarks(name, source, dest, marks, sent, last, next_seq)
+    if at != len(data):
+        raise ValueError("its last stream is cut off")
     return table

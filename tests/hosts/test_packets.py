@@ -9,7 +9,7 @@ from ftrt.agree.epoch import EpochId
 from ftrt.agree.exchange import Told
 from ftrt.agree.marks import Marks, StreamMarks
 from ftrt.errors import InvariantBroken, LedgerDamaged, LedgerError
-from ftrt.hosts.packets import decode, encode, head_of
+from ftrt.hosts.packets import decode, encode, head_of, told_of
 from ftrt.hosts.register import Register
 
 EPOCH = EpochId("job", 3, 41)
@@ -27,7 +27,7 @@ def messages():
         yield Announce(7, AgreedRecord(made, 4, tuple(sorted(some | {4}))))
         table = {}
         for number in range(dice.randrange(4)):
-            key = (f"ström {number}", dice.randrange(99), dice.randrange(99))
+            key = (f"ström {number}", dice.randrange(9), dice.randrange(99))
             ranges = [(n, n + dice.randrange(3)) for n in range(200, 1000, 37)]
             marks = Marks(dice.randrange(1 << 40), dice.sample(ranges, dice.randrange(9)))
             table[key] = StreamMarks(*key, marks, dice.randrange(1 << 60), 5, 6)
@@ -39,6 +39,9 @@ def test_what_is_sent_is_what_arrives():
         data = encode(message, 7, EPOCH, AGENTS)
         assert head_of(data) == (7, 3, 41)
         assert decode(data, "job", AGENTS) == message
+        if isinstance(message, Told):
+            some = {key: entry for key, entry in message.marks.items() if {3, 4, 50} & {*key[1:]}}
+            assert told_of(data, "job", {3, 4, 50}) == Told(7, EPOCH, some)
 
 
 def test_what_is_no_message_is_refused():
@@ -47,8 +50,12 @@ def test_what_is_no_message_is_refused():
     for length in set(range(len(told))) - {24}:
         with pytest.raises(InvariantBroken):
             decode(told[:length], "job", AGENTS)
+        with pytest.raises(InvariantBroken):
+            told_of(told[:length], "job", {0})
     with pytest.raises(InvariantBroken, match="of no kind"):
         decode(b"\x09" + told[1:], "job", AGENTS)
+    with pytest.raises(InvariantBroken, match="has no marks"):
+        told_of(encode(Call(7), 7, EPOCH), "job", {0})
     report = encode(Report(7, frozenset((1, 2))), 7, EPOCH)
     with pytest.raises(InvariantBroken, match="damaged"):
         decode(report[:-4], "job", AGENTS)
