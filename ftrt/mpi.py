@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -82,6 +82,12 @@ class Wire:
     A request to a process that died ends with an error sooner or later, of whatever class; all of
     them are told as :class:`PeerFailed`, and who died is for the epochs to say. The communicator
     is never revoked, so that messages between living processes go on.
+
+    No message is started with a process that ``lives`` says is dead. Open MPI 5.0 forgets how to
+    reach a process when its connection ends, and some time later that it must not try: a send in
+    between reads through a null pointer (``mca_pml_ob1_isend``). Where ``lives`` is false before
+    the connection can end, as :meth:`ftrt.host.board.Board.lives` is, there is no such send. Until
+    it is set everybody is taken to live.
     """
 
     def __init__(self, mpi: Any, world: Any) -> None:
@@ -92,18 +98,26 @@ class Wire:
         self._status, self._anybody = mpi.Status(), mpi.ANY_SOURCE
         self._given: deque[tuple[Any, bytes]] = deque()
         self._retired: list[tuple[list, Any]] = []
+        self.lives: Callable[[int], bool] = lambda process: True
         self.process: int = self._comm.rank
         self.tag_limit: int = self._comm.Get_attr(mpi.TAG_UB) or _TAGS_GUARANTEED
 
     def send(self, buffer: np.ndarray | bytes, process: int, tag: int) -> Any:
         """Start a send; ``buffer`` stays as it is until the request is done."""
+        if not self.lives(process):
+            raise self._failed(process, "it is dead")
         try:
             return self._isend(buffer, process, tag)
         except self._error as error:
             raise self._failed(process, error) from error
 
     def receive(self, buffer: np.ndarray, process: int, tag: int) -> Any:
-        """Post a receive of at most ``buffer``'s bytes."""
+        """Post a receive of at most ``buffer``'s bytes.
+
+        From a dead process it fails when it is asked for, so that what came before is taken first.
+        """
+        if not self.lives(process):
+            return _Refused(self._failed(process, "it is dead"))
         try:
             return self._irecv(buffer, process, tag)
         except self._error as error:
@@ -118,6 +132,8 @@ class Wire:
 
     def fetch(self, buffer: np.ndarray, process: int, tag: int) -> bool:
         """Take a message that has arrived and that nobody posted a receive for."""
+        if not self.lives(process):
+            return False
         try:
             message = self._comm.Improbe(process, tag)
             if message is None:
@@ -141,6 +157,8 @@ class Wire:
         """
         probe, status = self._comm.Improbe, self._status
         source = self._anybody if process is None else process
+        if process is not None and not self.lives(process):
+            return None
         try:
             for _ in range(looks):
                 message = probe(source, tag, status)
@@ -168,11 +186,24 @@ class Wire:
     def _over(self, request: Any) -> bool:
         try:
             return request.Test()
-        except self._error:
+        except (self._error, PeerFailed):
             return True
 
-    def _failed(self, process: int, error: Exception) -> PeerFailed:
+    def _failed(self, process: int, error: object) -> PeerFailed:
         return PeerFailed(f"process {self.process} cannot reach process {process}: {error}")
+
+
+class _Refused:
+    """A receive that was not posted, with the calls of a request that :class:`Wire` makes."""
+
+    def __init__(self, failure: PeerFailed) -> None:
+        self._failure = failure
+
+    def Test(self) -> bool:
+        raise self._failure
+
+    def Cancel(self) -> None:
+        """There is nothing to cancel."""
 
 
 def world_rank_of_environment(environment: Mapping[str, str] = os.environ) -> int | None:

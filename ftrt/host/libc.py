@@ -29,6 +29,8 @@ _DAEMONS = ("mpirun", "prterun", "prted", "orted")
 
 #: Bytes reserved for one ``pthread_mutex_t`` (40 on x86-64, 48 on ARM64).
 MUTEX_BYTES = 64
+#: Bits of a robust mutex's first 32-bit word that hold its owner's thread number.
+MUTEX_OWNER = 0x3FFF_FFFF
 _PTHREAD_PROCESS_SHARED, _PTHREAD_MUTEX_ROBUST = 1, 1
 
 

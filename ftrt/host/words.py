@@ -6,7 +6,7 @@ import enum
 from pathlib import Path
 
 MAGIC = 0x4654_5254_424F_4152
-VERSION = 2
+VERSION = 3
 HEADER_WORDS = 4096
 ENTRY_WORDS = 64
 
@@ -70,6 +70,7 @@ class Field(enum.IntEnum):
     STALL_LIMIT_MS = 9
     CANDIDATE = 10
     FAULT_DUE = 11  # 0, or 1 + number of the fault that it is to inflict on itself
+    OWNER = 12  # thread that holds the mutex while the process lives, 0 before it does
     MUTEX = 16
 
 

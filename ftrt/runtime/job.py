@@ -96,6 +96,7 @@ class Job:
                 alive=self._is_alive,
             )
         if self.world.wire is not None:
+            self.world.wire.lives = self.board.lives
             return MpiPlane(self.world.wire, self._process_of)
         return None
 
@@ -114,7 +115,7 @@ class Job:
 
     def _register(self) -> None:
         board, me = self.board, self.process
-        libc.lock_mutex(board.mutex_address(me))
+        board.own(me)
         board.put(me, Field.PID, os.getpid())
         board.put(me, Field.START_TICKS, libc.process_start_ticks(os.getpid()))
         self._heart = Heartbeat(board.words, board.index(me, Field.BEAT))

@@ -13,21 +13,32 @@ from ftrt.transport import notes
 from ftrt.transport.mpi_plane import MpiPlane
 
 HERE = Path(__file__).parent
-FLAGS = "--oversubscribe --bind-to none --with-ft ulfm --mca pml ob1 --mca btl self,tcp -n 2"
+FLAGS = "--oversubscribe --bind-to none --with-ft ulfm --mca pml ob1 --mca btl self,tcp"
 
 
-def test_the_contract_between_two_processes():
+def run(processes: int, program: str, *arguments) -> subprocess.CompletedProcess:
     mpirun = Path(sys.executable).parent / "mpirun"
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    done = subprocess.run(
-        [mpirun, *as_root, *FLAGS.split(), sys.executable, HERE / "mpi_contract.py"],
+    flags = [*FLAGS.split(), "-n", str(processes)]
+    return subprocess.run(
+        [mpirun, *as_root, *flags, sys.executable, HERE / program, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
     )
+
+
+def test_the_contract_between_two_processes():
+    done = run(2, "mpi_contract.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout and "failed" not in done.stdout
+
+
+def test_whoever_goes_on_calling_as_peers_die_survives_inside_mpi(tmp_path):
+    """Seven kills; without the look at the board most such runs end with SIGSEGV."""
+    done = run(8, "mpi_kills.py", tmp_path / "board", "1")
+    assert "survived 7" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_note_that_was_damaged_or_never_came_is_not_read():
