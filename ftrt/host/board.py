@@ -38,6 +38,10 @@ from ftrt.host.words import (
 
 __all__ = ["Board", "Field", "Phase", "Status", "Word", "job_directory", "wait_for_board"]
 
+# In 32-bit words, and plain ints: this is looked at before each call into MPI.
+_FIRST_OWNER, _ENTRY_HALVES = 2 * (HEADER_WORDS + int(Field.OWNER)), 2 * ENTRY_WORDS
+_OWNER_TO_MUTEX = 2 * (int(Field.MUTEX) - int(Field.OWNER))
+
 
 class Board:
     """A mapped board; ``words`` is the whole of it as ``uint64``."""
@@ -108,10 +112,9 @@ class Board:
         The kernel releases the mutex of a dying process before it closes its sockets: whoever has
         seen a connection end reads False here from then on.
         """
-        at = 2 * self.index(process, Field.OWNER)
+        at = _FIRST_OWNER + process * _ENTRY_HALVES
         owner = self._halves[at]
-        lock = self._halves[at + 2 * (Field.MUTEX - Field.OWNER)]
-        return not owner or lock & libc.MUTEX_OWNER == owner
+        return not owner or self._halves[at + _OWNER_TO_MUTEX] & libc.MUTEX_OWNER == owner
 
     @property
     def epoch(self) -> int:
