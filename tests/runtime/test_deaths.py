@@ -91,7 +91,8 @@ def test_an_aborted_transport_loses_nothing(tmp_path):
 
 
 def test_a_pause_is_suspected_and_forgiven(tmp_path):
-    ended = stream_job(tmp_path, ["stop:1@50msg+800ms"])
+    slowly = ["--delay-us", 4000]  # the job must not end before the beat is seen again
+    ended = stream_job(tmp_path, ["stop:1@50msg+800ms"], arguments=slowly)
     assert ended.named("suspected") and ended.named("cleared")
     assert not ended.named("recovery")
 
