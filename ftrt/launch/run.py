@@ -30,14 +30,11 @@ _PASSED_ON = (
     *("FTRT_NCCL_MODE", "FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS", "FTRT_SHARE_GPU"),
 )
 
-#: Settings of the nccl plane that ranks read from the environment.
-_HANDED_ON = (
-    "FTRT_NCCL_MODE",
-    "FTRT_NCCL_PATH",
-    "FTRT_NCCL_LIBRARY",
-    "FTRT_FAKE_GPUS",
-    "FTRT_SHARE_GPU",
-)
+# Where mpirun keeps its session. Under the system's folder for temporary files one that was killed
+# leaves it behind, and a later mpirun that is given the same process id cannot start ("The PMIx
+# server's listener thread failed to start"). This one is removed with the job.
+_SESSION = "PRTE_MCA_prte_tmpdir_base"
+
 EXIT_OK, EXIT_PROGRAM, EXIT_USAGE, EXIT_IMPOSSIBLE = 0, 1, 2, 3
 
 
@@ -238,6 +235,8 @@ def _settings(
 ) -> dict[str, str]:
     """What the processes of an attempt find in their environment."""
     settings = {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
+    if _SESSION not in os.environ:
+        settings[_SESSION] = str(mpi_directory(job))
     for name in ("stall_timeout_s", "evict_timeout_s"):
         if (value := getattr(options, name)) is not None:
             settings[f"FTRT_{name.upper()}"] = str(value)

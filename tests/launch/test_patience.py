@@ -132,12 +132,29 @@ def test_an_agent_that_stands_still_is_given_up_after_its_time():
         agent.wait()
 
 
+KILLS_MPIRUN = """
+with ftrt.init():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
 def test_an_mpirun_that_is_killed_is_named(tmp_path):
-    text = "with ftrt.init():\n    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(60)\n"
-    ended, took_s = job(tmp_path, text, "--spares", 1)
+    ended, took_s = job(tmp_path, KILLS_MPIRUN, "--spares", 1)
     assert ended.status == 3, ended.output
     assert ended.report["reason"].startswith("mpirun was ended by SIGKILL, and its ranks with it")
     assert took_s < 15
+
+
+def test_an_mpirun_that_is_killed_leaves_no_session(tmp_path, monkeypatch):
+    """One that gets its process id later would find it, and could not start."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    ended, _ = job(tmp_path, KILLS_MPIRUN)
+    assert ended.status == 3
+    assert not list(temporary.glob("ompi.*"))
+    assert not list(Path("/dev/shm").glob(f"ftrt-{ended.report['job'][:8]}*"))
 
 
 def test_an_mpirun_that_does_not_exit_is_ended(tmp_path):
