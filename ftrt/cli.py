@@ -188,6 +188,21 @@ def sim(**options: Any) -> None:
     sys.exit(command(click.echo, **options))
 
 
+@main.command(short_help="Random faults against real jobs.")
+@click.option("--minutes", type=float, default=10.0, show_default=True, help="How long.")
+@click.option("--seed", type=int, default=0, show_default=True, help="All chance comes from it.")
+@click.option("--job", type=int, help="Run this job of the storm once, and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def storm(minutes: float, seed: int, job: int | None, as_json: bool) -> None:
+    """Random faults against real jobs: a plain stream and the rollout program.
+
+    Exit status: 0 nothing was lost, duplicated, hung or left behind; 1 something was; 2 usage.
+    """
+    from ftrt.storm.command import command
+
+    sys.exit(command(click.echo, minutes, seed, job, as_json))
+
+
 @click.group(short_help="Measure ftrt against the plain way to do the same.")
 def bench() -> None:
     """Measure ftrt against the plain way to do the same, alternating in one run."""

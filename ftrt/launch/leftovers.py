@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_SHM = Path("/dev/shm")
+SHM = Path("/dev/shm")
 
 
 def clean(job: str, attempt_dir: Path, deadline_s: float = 5.0) -> int:
@@ -21,13 +21,11 @@ def clean(job: str, attempt_dir: Path, deadline_s: float = 5.0) -> int:
     """
     killed: set[int] = set()
     end = time.monotonic() + deadline_s
-    while (alive := _by_environment(job) | by_file(attempt_dir / "pids")) and (
-        time.monotonic() < end
-    ):
+    while (alive := of_job(job) | by_file(attempt_dir / "pids")) and (time.monotonic() < end):
         kill(alive)
         killed |= alive
         time.sleep(0.02)
-    for path in _SHM.glob(f"ftrt-{job[:8]}-*"):
+    for path in SHM.glob(f"ftrt-{job[:8]}-*"):
         _remove(path)
     return len(killed)
 
@@ -58,7 +56,8 @@ def _stat(pid: int) -> list[str]:
         return ["X"]
 
 
-def _by_environment(job: str) -> set[int]:
+def of_job(job: str) -> set[int]:
+    """Living processes that were started with this job in their environment."""
     mark = f"FTRT_JOB={job}".encode()
     found = set()
     for entry in Path("/proc").iterdir():

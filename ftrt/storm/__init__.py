@@ -1,0 +1,1 @@
+"""``ftrt storm``: random faults against real jobs, judged by more than the ledger says."""
