@@ -59,7 +59,7 @@ def main() -> None:
 )
 @click.option(
     "--stable",
-    type=click.Choice(["process", "power"]),
+    type=click.Choice(["process", "host", "power"]),
     default="process",
     show_default=True,
     help="The failure that an acknowledged effect survives.",
@@ -99,6 +99,11 @@ def main() -> None:
     "--seed", type=int, default=0, show_default=True, help="Given to the program as FTRT_SEED."
 )
 @click.option("--json", "json_file", metavar="FILE", help="Write a report of the run here.")
+@click.option(
+    "--hosts",
+    metavar="A,B,...|FILE",
+    help="Run on these hosts, this one among them; in a Slurm allocation on its nodes by default.",
+)
 @click.option("--mpirun", metavar="PATH", help="The mpirun to use; also FTRT_MPIRUN.")
 @click.option(
     "--stall-timeout-s",

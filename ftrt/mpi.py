@@ -25,14 +25,17 @@ _TAGS = _TAGS_GUARANTEED + 1
 class World:
     """``MPI_COMM_WORLD`` of this attempt, errors returned instead of fatal.
 
-    With ``data_over_mpi`` every process joins a communicator for the data as well (collective).
+    With ``data_over_mpi`` every process joins a communicator for the data as well (collective);
+    with ``several_hosts`` MPI takes shared memory where it can, which nothing else does then.
     """
 
-    def __init__(self, data_over_mpi: bool = False) -> None:
+    def __init__(self, data_over_mpi: bool = False, several_hosts: bool = False) -> None:
         # Shared memory is off for MPI's own transport as well, unless somebody chose one. Otherwise
         # all but ofi, which carries nothing under ob1 and takes a second to find that out.
-        over_tcp = data_over_mpi or os.environ.get("FTRT_SHM") == "0"
-        os.environ.setdefault("OMPI_MCA_btl", "self,tcp" if over_tcp else "^ofi")
+        alone = os.environ.get("FTRT_SHM") == "0"
+        over_tcp = data_over_mpi or alone
+        inside = "self,sm,tcp" if several_hosts and not alone else "self,tcp"
+        os.environ.setdefault("OMPI_MCA_btl", inside if over_tcp else "^ofi")
         import mpi4py
 
         mpi4py.rc.finalize = False  # MPI_Finalize hangs after a failure: processes leave without it
@@ -220,9 +223,9 @@ def ulfm_is_on(environment: Mapping[str, str]) -> bool:
     return environment.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "enabled")
 
 
-def connect(expected: int, data_over_mpi: bool = False) -> World:
+def connect(expected: int, data_over_mpi: bool = False, several_hosts: bool = False) -> World:
     """Initialise MPI and check that it is the world the launcher meant."""
-    world = World(data_over_mpi)
+    world = World(data_over_mpi, several_hosts)
     if world.size != expected:
         raise UsageError(
             f"MPI started {world.size} processes, {expected} were expected: "

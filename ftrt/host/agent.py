@@ -86,23 +86,30 @@ class Agent:
         config = self.config
         self._launcher = self._open_launcher()
         last = latest_epoch(config.ledger)
-        self.ledgers.discard_after(last or 0)
-        self.ledgers.prepare((last or 0) + 1)
+        self._clear_the_way(last or 0)
         self.board = Board.create(
             self.directory / "board", config.processes, config.ranks, os.getpid()
         )
-        with open(config.run_directory / "pids", "a") as pids:
+        with open(config.pids, "a") as pids:
             pids.write(f"{os.getpid()} {libc.process_start_ticks(os.getpid())}\n")
         self._await_registration()
-        self.watch = Watch(self.board)
+        self.watch = Watch(self.board, config.own)
         self.health = Health(config, self.board, self.watch, self.events)
         self.schedule = Schedule(config, self)
         self._times = {"detect": time.perf_counter()}
-        members = Membership.initial(config.ranks, config.spares, places_of(config))
+        self._enter(last, Membership.initial(config.ranks, config.spares, places_of(config)))
+
+    def _enter(self, last: int | None, members: Membership) -> None:
+        """Make the first epoch of this attempt."""
         if last is None:
             self._first_epoch(members)
         else:
-            self._go_on(read_record(config.ledger, last), members)
+            self._go_on(read_record(self.config.ledger, last), members)
+
+    def _clear_the_way(self, last: int) -> None:
+        """Remove what never counted, and be ready for the epoch that follows ``last``."""
+        self.ledgers.discard_after(last)
+        self.ledgers.prepare(last + 1)
 
     def _open_launcher(self) -> int | None:
         """A pidfd of the launcher, None where there is none to outlive."""
@@ -118,7 +125,7 @@ class Agent:
 
     def _await_registration(self) -> None:
         deadline = time.monotonic() + self.config.init_timeout_s
-        waiting = set(range(self.config.processes))
+        waiting = set(self.config.own)
         while waiting:
             waiting = {p for p in waiting if self.board.get(p, Field.PHASE) < Phase.READY}
             self._beat()
@@ -162,7 +169,8 @@ class Agent:
     def run(self) -> None:
         """Serve until the attempt ended or failed."""
         poller = select.poll()
-        poller.register(self.watch.descriptor, select.POLLIN)
+        for descriptor in self._descriptors():
+            poller.register(descriptor, select.POLLIN)
         while not self.over:
             poller.poll(_TICK_MS)
             self._check_launcher()
@@ -174,6 +182,10 @@ class Agent:
                 self.died(process, by)
             self.schedule.tick()
             self._keep_ready()
+
+    def _descriptors(self) -> list[int]:
+        """What becomes readable when there is something to do."""
+        return [self.watch.descriptor]
 
     def _beat(self) -> None:
         self.board.words[Word.AGENT_BEAT] += 1
@@ -257,7 +269,8 @@ class Agent:
         assert self._unsettled is not None
         epoch, self._unsettled, self._settle_at = self._unsettled.counter, None, 0.0
         self.ledgers.forget_before(epoch)
-        self.ledgers.prepare_later(epoch + 1, [int(rank) for rank in self.record["states"]])
+        here = [rank for rank in map(int, self.record["states"]) if rank in self.ledgers.here]
+        self.ledgers.prepare_later(epoch + 1, here)
 
     # -- effects -----------------------------------------------------------------------------
 
@@ -329,14 +342,27 @@ class Agent:
             ],
             "spares": list(spares),
             "dead": list(dead),
-            "seals": [entry for seals in self._seals.values() for entry in seals],
+            "seals": self._sealed(),
             "marks": [self._mark_entry(entry) for entry in marks.values()],
-            "states": self.ledgers.states(parent, self._seals, self.record.get("states", {})),
+            "states": self._states(parent),
+            **self._more(),
         }
-        made = create_record(self.config.ledger, record, durable=self.config.stable == "power")
+        made = create_record(self.config.ledger, record, durable=self.config.durable)
         if made:
             self.record = record
         return made
+
+    def _sealed(self) -> list[dict]:
+        """Seals of the ledgers of the epoch that ends."""
+        return [entry for seals in self._seals.values() for entry in seals]
+
+    def _states(self, epoch: int) -> dict:
+        """Where the state of each rank lies."""
+        return self.ledgers.states(epoch, self._seals, self.record.get("states", {}))
+
+    def _more(self) -> dict:
+        """What a record has besides."""
+        return {}
 
     def _mark_entry(self, marks: StreamMarks) -> dict:
         return {**marks.to_json(), "delivered": self._delivered.get(marks.key, 0)}
@@ -403,23 +429,29 @@ class Agent:
             self.schedule.resume_all()
         if hasattr(self, "watch"):
             members = self.core.membership if hasattr(self, "core") else None
-            farewell = Farewell(self.config, self.board, self.watch, members)
+            farewell = Farewell(self.config, self.board, self.watch, members, self._meanwhile)
             farewell.wait(self._grace_s)
             if self.board.status is Status.ENDED:
                 farewell.vouch(self.core.epoch.counter)
         self.ledgers.discard_blanks()
         shutil.rmtree(self.directory, ignore_errors=True)
         if not any(self._lives(process) for process in self._everybody):
-            remove_leftovers(self.config.ledger, self.config.job)  # theirs may be in use
+            self._remove_leftovers()  # theirs may be in use
         if not self._grace_s:  # the launcher would have done it
             shutil.rmtree(mpi_directory(self.config.job), ignore_errors=True)
+
+    def _meanwhile(self) -> None:
+        """What goes on while the attempt's processes are waited for."""
+
+    def _remove_leftovers(self) -> None:
+        remove_leftovers(self.config.ledger, self.config.job)
 
     def _lives(self, process: int) -> bool:
         return hasattr(self, "watch") and self.watch.alive(process)
 
     @property
-    def _everybody(self) -> range:
-        return range(self.config.processes)
+    def _everybody(self) -> list[int]:
+        return self.config.own
 
 
 def _told_to_end(signum: int, frame: object) -> None:
@@ -430,13 +462,22 @@ def _told_to_end(signum: int, frame: object) -> None:
     )
 
 
+def make_agent(config: Config) -> Agent:
+    """The agent that a job needs."""
+    if not config.several:
+        return Agent(config)
+    from ftrt.hosts.agent import HostAgent
+
+    return HostAgent(config)
+
+
 def main() -> int:
     """Entry of ``python -m ftrt.host.agent``; everything it needs is in the environment."""
     config = environment_config()
     libc.ask_short_slice()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    agent = Agent(config)
+    agent = make_agent(config)
     signal.signal(signal.SIGTERM, _told_to_end)
     try:
         agent.start()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
 from ftrt.agree.marks import Marks, StreamMarks
 from ftrt.errors import LedgerError
+from ftrt.ledger import layout
 from ftrt.ledger import seal as sealing
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.layout import CONSUMED
@@ -21,7 +23,10 @@ from ftrt.transport.ring_admin import is_read, retire_receiver, seal_sender
 
 
 class Ledgers:
-    """The ledgers of all ranks: those of the present epoch, and the next one's made beforehand."""
+    """The ledgers of all ranks: those of the present epoch, and the next one's made beforehand.
+
+    ``here`` are the ranks whose process runs on this host: nobody else makes files for them.
+    """
 
     def __init__(self, config: Config):
         self._config = config
@@ -29,6 +34,7 @@ class Ledgers:
         self._lock = threading.Lock()
         self._closers: dict[tuple[int, int], sealing.RankCloser] = {}
         self._state_files: dict[tuple[int, int], list] = {}
+        self.here: Sequence[int] = range(config.ranks)
 
     def discard_after(self, epoch: int) -> None:
         """Remove files of epochs that never came to be (made beforehand by an earlier attempt)."""
@@ -42,7 +48,7 @@ class Ledgers:
         """Make and map the ledgers of ``epoch`` for every rank; done already: no work."""
         config = self._config
         with self._lock:
-            for rank in range(config.ranks):
+            for rank in self.here:
                 if (epoch, rank) in self._closers:
                     continue
                 with contextlib.suppress(FileExistsError):
@@ -82,6 +88,15 @@ class Ledgers:
                     )
                     self._closers[epoch, rank] = closer
 
+    def leave(self, epoch: int, ranks: Sequence[int]) -> None:
+        """Take back what was made for ``epoch`` of ranks that may go on elsewhere."""
+        with self._lock:
+            self.here = [rank for rank in self.here if rank not in ranks]
+            for rank in ranks:
+                self._closers.pop((epoch, rank), None)
+                name = layout.segment_name(epoch, rank, 0)
+                (self._config.ledger / name).unlink(missing_ok=True)
+
     def forget_before(self, epoch: int) -> None:
         """Unmap the ledgers of old epochs, remove what nobody took for them."""
         with self._lock:
@@ -94,7 +109,7 @@ class Ledgers:
 
     def refresh(self, epoch: int) -> None:
         """Map what the ranks have made since, so that a recovery need not."""
-        for rank in range(self._config.ranks):
+        for rank in self.here:
             closer = self._closers.get((epoch, rank))
             if closer is not None:
                 closer.map()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
 from ftrt.agree.epoch import Membership
 from ftrt.errors import LedgerError
@@ -24,9 +25,19 @@ class Farewell:
     watch : Watch
     members : Membership or None
         Who has which rank; None if the attempt never got that far.
+    meanwhile : callable
+        Called now and then.
     """
 
-    def __init__(self, config: Config, board: Board, watch: Watch, members: Membership | None):
+    def __init__(
+        self,
+        config: Config,
+        board: Board,
+        watch: Watch,
+        members: Membership | None,
+        meanwhile: Callable[[], None],
+    ):
+        self._meanwhile = meanwhile
         self._config, self._board, self._watch = config, board, watch
         self._members = members
         self._ended = board.status is Status.ENDED
@@ -39,7 +50,7 @@ class Farewell:
         That is ``grace_s``, but the stall time-out for a rank whose heart beats: it may sync.
         """
         begin = time.monotonic()
-        while left := [p for p in range(self._board.processes) if self._must_leave(p)]:
+        while left := [p for p in self._config.own if self._must_leave(p)]:
             now = time.monotonic()
             for process in left:
                 patience_s = grace_s
@@ -49,15 +60,18 @@ class Farewell:
                     self._end(process, patience_s)
             self._board.words[Word.AGENT_BEAT] += 1
             self._board.ring_all()
+            self._meanwhile()
             time.sleep(0.01)
 
     def vouch(self, epoch: int) -> None:
         """All work was complete: say so for ranks that died before they could."""
-        for rank in self._members.ranks if self._members else ():
+        for rank, process in self._members.members if self._members else ():
+            if self._config.host_of(process) != self._config.host:
+                continue
             if ending.has_reported(self._config, rank):
                 continue
             try:
-                if self._config.stable == "power":
+                if self._config.durable:
                     sync_for(self._config.ledger, epoch, rank)
             except (OSError, LedgerError) as error:
                 ending.report(
@@ -89,7 +103,7 @@ class Farewell:
         self._watch.send(process, signal.SIGKILL)
         rank = self._rank(process)
         overdue = self._works(process) and after_s >= self._config.stall_timeout_s
-        if rank is not None and overdue and self._config.stable == "power":
+        if rank is not None and overdue and self._config.durable:
             ending.report(
                 self._config,
                 rank,

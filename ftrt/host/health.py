@@ -36,7 +36,7 @@ class Health:
         late_s = gap_s if gap_s > 0.05 else 0.0  # the agent itself did not run: nobody's fault
         self._looked = now
         found = []
-        for process in range(self._board.processes):
+        for process in self._config.own:
             if self._board.get(process, Field.PHASE) in (Phase.FINISHED, Phase.RAISED):
                 continue
             silent = self._silence(process, now, late_s)

@@ -48,6 +48,8 @@ class Schedule:
                 self._fire(index, fault)
 
     def _fire(self, index: int, fault: dict) -> None:
+        if not self._is_here(fault):
+            return
         if fault["kind"] in BY_THE_RANK:
             self._asked.append((index, fault))
             self._ask()
@@ -77,13 +79,17 @@ class Schedule:
         """
         board = self._agent.board
         self._asked = [a for a in self._asked if not has_fired(self._config.ledger, a[0])]
-        for index, fault in list(self._asked):
+        for index, fault in [asked for asked in self._asked if self._is_here(asked[1])]:
             process = self._process_of(fault)
             if not board.get(process, Field.FAULT_DUE):
                 board.put(process, Field.FAULT_DUE, index + 1)
                 board.ring_bell(process)
                 self._asked.remove((index, fault))
                 self._asked.append((index, fault))  # one that must wait holds up no other
+
+    def _is_here(self, fault: dict) -> bool:
+        """Whether the rank that is hit runs on this host: another host's agent sees to the rest."""
+        return self._process_of(fault) in self._config.own
 
     def _process_of(self, fault: dict) -> int:
         return self._agent.core.membership.process_of(fault["rank"])

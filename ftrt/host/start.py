@@ -26,7 +26,8 @@ def start_agent(config: Config, environment: Mapping[str, str]) -> subprocess.Po
         Where the agent reads its configuration; what belongs to MPI is left out.
     """
     config.run_directory.mkdir(parents=True, exist_ok=True)
-    log = open(config.run_directory / "agent.log", "ab")  # noqa: SIM115 (the child keeps it)
+    name = f"agent-{config.host}.log" if config.host else "agent.log"
+    log = open(config.run_directory / name, "ab")  # noqa: SIM115 (the child keeps it)
     agent = subprocess.Popen(
         [sys.executable, "-m", "ftrt.host.agent"],
         env={
@@ -38,7 +39,7 @@ def start_agent(config: Config, environment: Mapping[str, str]) -> subprocess.Po
         stdout=log,
         stderr=log,
         start_new_session=True,
-        pass_fds=[] if config.lock_fd is None else [config.lock_fd],
+        pass_fds=[fd for fd in (config.lock_fd, config.head_fd) if fd is not None],
     )
     log.close()
     if config.lock_fd is not None:

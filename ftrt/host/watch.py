@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections import deque
+from collections.abc import Sequence
 
 from ftrt.host import libc
 from ftrt.host.board import Board, Field
@@ -20,14 +21,15 @@ class Watch:
     """Deaths of the processes on one board.
 
     ``descriptor`` is an eventfd that becomes readable when :meth:`deaths` has something new.
+    ``own`` are those that run on this host.
     """
 
-    def __init__(self, board: Board):
+    def __init__(self, board: Board, own: Sequence[int]):
         self._board = board
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._deaths: deque[int] = deque()
-        self._pidfds = [self._open(process) for process in range(board.processes)]
-        for process in range(board.processes):
+        self._pidfds = {process: self._open(process) for process in own}
+        for process in own:
             threading.Thread(
                 target=self._wait_for, args=(process,), name=f"ftrt-watch-{process}", daemon=True
             ).start()
@@ -62,7 +64,7 @@ class Watch:
 
     def send(self, process: int, number: int) -> None:
         """Send a signal to exactly the registered process, never to a re-used process id."""
-        descriptor = self._pidfds[process]
+        descriptor = self._pidfds.get(process)
         if descriptor is not None:
             try:
                 signal.pidfd_send_signal(descriptor, number)
@@ -77,5 +79,5 @@ class Watch:
     def alive(self, process: int) -> bool:
         """True while the process exists."""
         self.send(process, 0)
-        descriptor = self._pidfds[process]
+        descriptor = self._pidfds.get(process)
         return descriptor is not None and not libc.process_ended(descriptor)

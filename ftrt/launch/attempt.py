@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from ftrt.host.start import failure_before_the_board, start_agent
 from ftrt.host.words import job_directory, mpi_directory
 from ftrt.launch import leftovers
 from ftrt.launch.gauge import Gauge
+from ftrt.launch.hosts import Place
 from ftrt.launch.judge import Verdict, before_the_job, judge, read_ranks
 from ftrt.launch.output import Output
 from ftrt.launch.patience import AgentPatience, TailPatience
@@ -61,28 +63,31 @@ class Stop:
 
 
 class Events:
-    """Reads the job's event file as it grows, over all attempts."""
+    """Reads the job's event files, one for each host, as they grow, over all attempts."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self.seen: list[dict[str, Any]] = []
-        self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._directory = directory
+        self._offsets = {path: path.stat().st_size for path in self._paths}
 
     def new(self, attempt: int) -> list[dict[str, Any]]:
         """Return the events whose lines are complete and were not returned before."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        events = []
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):
-                events.append({"attempt": attempt, **json.loads(line)})
+        events: list[dict[str, Any]] = []
+        for path in self._paths:
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                with contextlib.suppress(ValueError):
+                    events.append({"attempt": attempt, **json.loads(line)})
         self.seen += events
         return events
+
+    @property
+    def _paths(self) -> list[Path]:
+        return sorted(self._directory.glob("events*.jsonl"))
 
 
 class Attempt:
@@ -96,6 +101,8 @@ class Attempt:
         The ledger's directory; the ranks record below ``run/attempt-A`` how they ended.
     ranks : int
         Number of ranks that have to record it.
+    place : Place
+        Where they run.
     """
 
     def __init__(
@@ -106,7 +113,9 @@ class Attempt:
         ranks: int,
         events: Events,
         screen: PlainScreen,
+        place: Place,
     ) -> None:
+        self._place = place
         self._command = command
         self._env = env
         self._config = Config.from_environment(env)
@@ -131,7 +140,7 @@ class Attempt:
         shared = mpi_directory(self._env["FTRT_JOB"])
         shared.mkdir(mode=0o700, exist_ok=True)
         held = hold(shared)
-        self._agent = start_agent(self._config, self._env)  # it gets ready while mpirun does
+        self._agent = self._start_agent()  # it gets ready while mpirun does
         self._agent_patience = AgentPatience(self._agent, self._gauge)
         process = self._start_mpirun()
         try:
@@ -152,6 +161,15 @@ class Attempt:
             return Verdict("failed", f"stopped by {signal.Signals(stop.signum).name}")
         self._show_events()  # and the output was read to its end
         return self._final(verdict, process.returncode)
+
+    def _start_agent(self) -> subprocess.Popen[bytes]:
+        listener = self._place.listener
+        if listener is None:
+            return start_agent(self._config, self._env)
+        config = dataclasses.replace(self._config, head_fd=listener.fileno())
+        agent = start_agent(config, {**self._env, "FTRT_HEAD_FD": str(listener.fileno())})
+        self._place.close()
+        return agent
 
     def _start_mpirun(self) -> subprocess.Popen[str]:
         try:
@@ -175,8 +193,7 @@ class Attempt:
 
     def _follow(self, process: subprocess.Popen[str], stop: Stop) -> Verdict:
         """Return once the attempt is decided, told to stop, or without an mpirun."""
-        processes = self._ranks + int(self._env["FTRT_SPARES"])
-        children = Children(process.pid, processes)
+        children = Children(process.pid, self._config.own)
         while True:
             ended = process.poll() is not None
             self._show_events()
@@ -291,7 +308,12 @@ class Attempt:
         config = self._config
         patience = TailPatience(config.evict_timeout_s, config.stall_timeout_s)
         pids, ended = self._directory / "pids", set[int]()
-        while process.poll() is None and (left := leftovers.by_file(pids) - ended):
+        end = time.monotonic() + (config.stall_timeout_s if config.several else 0.0)
+        while process.poll() is None:
+            left = leftovers.by_file(pids) - ended
+            elsewhere = time.monotonic() < end and not self._silent_hosts()
+            if not left and not elsewhere:
+                return
             overdue = patience.overdue(left, time.monotonic())
             ended.update(overdue)
             for pid, did in overdue.items():
@@ -304,6 +326,14 @@ class Attempt:
                 return
             self._show_events()
             time.sleep(_POLL_S)
+
+    def _silent_hosts(self) -> bool:
+        """Whether some host is not heard of: mpirun would wait for it for ever."""
+        states: dict[Any, str] = {}
+        for event in self._events.seen:
+            if event.get("attempt") == self._number and event.get("event", "").startswith("host "):
+                states[event.get("host")] = event["event"]
+        return "host silent" in states.values()
 
     def _wait(self, process: subprocess.Popen[Any], timeout_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -71,18 +71,24 @@ def _output(command: list[str]) -> str:
 
 
 def command(
-    mpirun: str, processes: int, program: str, args: Sequence[str], shared: str
+    mpirun: str,
+    processes: int,
+    program: str,
+    args: Sequence[str],
+    shared: str,
+    where: Sequence[str] = (),
 ) -> list[str]:
     """Return the command line that starts ``processes`` processes of ``program``.
 
     ``shared`` is a directory for MPI's own shared memory: what a killed rank leaves is found there.
+    ``where`` are mpirun's options that name the hosts.
     """
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     # han and cuda collectives crash under revoke, and ob1 is the only layer fully adapted to ULFM.
     options = ["--with-ft", "ulfm", "--mca", "coll", "^han,cuda", "--mca", "pml", "ob1"]
     options += ["--mca", "btl_sm_backing_directory", shared]
     options += ["--output", "tag"]  # tells whose line it is; the tags are taken off again
-    placement = ["--oversubscribe", "--bind-to", "none", "-n", str(processes)]
+    placement = [*where, "--oversubscribe", "--bind-to", "none", "-n", str(processes)]
     path = str(Path(program).resolve())
     start = [sys.executable, "-u", path] if program.endswith(".py") else [path]
     return [mpirun, *options, *as_root, *placement, *start, *args]

@@ -18,6 +18,7 @@ from ftrt.launch.directory import held, job_of
 from ftrt.launch.faults import Fault, validate
 from ftrt.launch.gpus import check as check_gpus
 from ftrt.launch.gpus import lines as gpu_lines
+from ftrt.launch.hosts import Place, answering, named, own_first
 from ftrt.launch.judge import Verdict
 from ftrt.launch.mpirun import check_ulfm, command, environment, find_mpirun
 from ftrt.launch.screen import PlainScreen, make_screen
@@ -58,6 +59,7 @@ class Options:
     mpirun: str | None = None
     stall_timeout_s: float | None = None
     evict_timeout_s: float | None = None
+    hosts: str | None = None
 
 
 @dataclass
@@ -104,6 +106,7 @@ def run_job(
     gpus = check_gpus(options.ranks, options.standby) if options.plane == "nccl" else 0
     mpirun = find_mpirun(options.mpirun)
     check_ulfm(mpirun)
+    hosts = _hosts(options, mpirun)
     sweep()
     chosen = Path(options.ledger).resolve() if options.ledger else None
     job = job_of(chosen, options)
@@ -117,10 +120,13 @@ def run_job(
         ranks, spares = _plural(options.ranks, "rank"), _plural(options.spares, "spare")
         shown.note(f"job {job[:8]}, {ranks}, {spares}")
         shown.note(f"ledger {directory}")
+        if hosts:
+            shown.note(f"hosts {', '.join(hosts)}")
         if options.plane == "nccl":
             for line in gpu_lines(options.ranks, options.spares, gpus, options.standby):
                 shown.note(line)
         runner = _Job(options, mpirun, job, directory, audit or _audit, shown, gpus)
+        runner.hosts = hosts
         report = runner.run(stop, first)
         _write_report(report, options.json_file, shown)
     return report
@@ -153,8 +159,9 @@ class _Job:
         self._audit = audit
         self._screen = screen
         self._directory = directory
-        self._events = Events(directory / "run" / "events.jsonl")
+        self._events = Events(directory / "run")
         self._gpus = gpus
+        self.hosts: list[str] = []
         self.report = Report(EXIT_IMPOSSIBLE, job, str(directory))
 
     def run(self, stop: Stop, first: int) -> Report:
@@ -172,7 +179,19 @@ class _Job:
                     verdict = Verdict("failed", f"{verdict.reason}; it cannot go on: {full}")
                     break
                 self._screen.note(f"attempt {attempt} failed ({verdict.reason}); restarting")
+                self._leave_out_lost_hosts()
         return self._end(EXIT_IMPOSSIBLE, verdict)
+
+    def _leave_out_lost_hosts(self) -> None:
+        """Go on with the hosts that still answer."""
+        if not self.hosts:
+            return
+        self.hosts, lost = answering(self._mpirun, self.hosts)
+        if lost:
+            self._screen.note(
+                f"{_plural(len(lost), 'host')} lost: {', '.join(lost)}; going on with "
+                f"{', '.join(self.hosts)}"
+            )
 
     def _unusable(self) -> str:
         """Why the ledger's directory cannot take another attempt, empty if it can."""
@@ -187,16 +206,20 @@ class _Job:
     def _attempt(self, number: int, stop: Stop) -> Verdict:
         options = self._options
         make_reserve(self._directory / "run")
+        place = Place(self.hosts)
         settings = _settings(options, self.report.job, self._directory, number, self._gpus)
         processes = options.ranks + options.spares
         shared = str(mpi_directory(self.report.job))
+        env = environment(settings | place.settings)
+        where = place.options(processes, env)
         attempt = Attempt(
-            command(self._mpirun, processes, options.program, options.args, shared),
-            environment(settings),
+            command(self._mpirun, processes, options.program, options.args, shared, where),
+            env,
             self._directory,
             options.ranks,
             self._events,
             self._screen,
+            place,
         )
         verdict = attempt.run(stop)
         self.report.attempts = number
@@ -228,6 +251,23 @@ class _Job:
             return self._audit(self._directory)
         except LedgerError as error:
             return {"ok": False, "error": str(error)}
+
+
+def _hosts(options: Options, mpirun: str) -> list[str]:
+    """The hosts to begin on, this one first; empty for this one alone."""
+    names = named(options.hosts)
+    if len(names) < 2 and options.hosts is None:
+        return []
+    names = own_first(names)
+    if options.plane == "nccl" and len(names) > 1:
+        raise UsageError("--plane nccl is for one host in this version: leave --hosts out")
+    found, silent = answering(mpirun, names)
+    if silent:
+        raise UsageError(
+            f"mpirun starts nothing on {', '.join(silent)}: try `{mpirun} --host {silent[0]} "
+            "hostname`, or leave it out of --hosts; nothing has run"
+        )
+    return found if len(found) > 1 else []
 
 
 def _settings(

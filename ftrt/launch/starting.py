@@ -7,6 +7,7 @@ bear the loss of processes, says nothing.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 
 from ftrt.launch.leftovers import start_time
@@ -21,13 +22,13 @@ class Children:
     ----------
     pid : int
         The mpirun.
-    processes : int
-        How many it starts.
+    processes : collection of int
+        World ranks of those that it starts on this host.
     """
 
-    def __init__(self, pid: int, processes: int) -> None:
+    def __init__(self, pid: int, processes: Collection[int]) -> None:
         self._threads = Path(f"/proc/{pid}/task")
-        self._processes = processes
+        self._processes = set(processes)
 
     def missing(self) -> list[int]:
         """World ranks that have no living process, none before mpirun has started any."""
@@ -35,7 +36,7 @@ class Children:
         ranks = {_world_rank(pid) for pid in living}
         if not living or None in ranks:  # it is about to start them
             return []
-        return sorted(set(range(self._processes)) - ranks)
+        return sorted(self._processes - ranks)
 
     def _now(self) -> list[int]:
         found: list[int] = []

@@ -1,7 +1,8 @@
-"""Class power: the marks that say up to where a rank's ledger survives a power cut.
+"""Classes host and power: the marks that say up to where a rank's ledger survives.
 
-A *durable mark* is published after everything up to it was synced. After a power cut a ledger
-counts up to its mark; what the disk has beyond it, in whatever mixture, is void.
+A *durable mark* is published after everything up to it was synced. After a power cut, or from
+another host once its own is lost, a ledger counts up to its mark; what storage has beyond it, in
+whatever mixture, is void.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ def cut_of(first: Segment, directory: Path, attempt: int | None) -> dict | None:
     """
     epoch, rank = first.epoch, first.rank
     if first.boot != boot_id():
-        if _class_of(directory) != "power":
+        if _class_of(directory) == "process":
             raise LedgerError(
                 f"{directory}: was written before this machine was started, or on another one, "
                 "and its class (process) does not survive that; start the job anew with another "
-                "--ledger, with --stable power if it must survive"
+                "--ledger, with --stable host if it must survive the loss of a host, or power"
             )
         return read_mark(directory, epoch, rank)
     if int(first.header["owned"]) != SYNC_FAILED:
@@ -75,9 +76,9 @@ def cut_of(first: Segment, directory: Path, attempt: int | None) -> dict | None:
 
 
 def cut_for_reader(first: Segment, directory: Path) -> dict | None:
-    """:func:`cut_of` for somebody who only reads: outside class power what is there counts."""
+    """:func:`cut_of` for somebody who only reads: in class process what is there counts."""
     trusted = first.boot == boot_id()
-    if (trusted and int(first.header["owned"]) != SYNC_FAILED) or _class_of(directory) != "power":
+    if (trusted and int(first.header["owned"]) != SYNC_FAILED) or _class_of(directory) == "process":
         return None
     return read_mark(directory, first.epoch, first.rank)
 

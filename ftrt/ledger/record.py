@@ -233,7 +233,7 @@ def latest_epoch(directory) -> int | None:
 
 def create_job(directory, job: dict) -> bool:
     """Write ``job.json``; must have ``job`` (UUID). False if there is one already."""
-    return _publish(Path(directory) / "job.json", job, job.get("stable") == "power")
+    return _publish(Path(directory) / "job.json", job, job.get("stable", "process") != "process")
 
 
 def read_job(directory) -> dict:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import LedgerDamaged, LedgerError
 from . import layout
+from .identity import host_identity
 
 
 def map_file(path, magic: bytes, *, write: bool = True):
@@ -195,7 +196,12 @@ class Segment:
 
 @functools.cache
 def boot_id() -> bytes:
-    """Names this start of the kernel: memory that was written under another one is gone."""
+    """Names this start of the kernel: memory that was written under another one is gone.
+
+    In a job over several hosts it names the host.
+    """
+    if os.environ.get("FTRT_HOSTS"):
+        return host_identity()
     try:
         return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Class power: the thread of a rank that makes durable what was committed.
+"""Classes host and power: the thread of a rank that makes durable what was committed.
 
 A commit does not wait for the disk. Every ``interval_s`` the heads of all streams are taken at one
 instant; what the rank wrote before it (spools, states, segments) is synced; then the heads become

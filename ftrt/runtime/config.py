@@ -38,6 +38,16 @@ class Config:
         Process of the launcher on this host: once it is gone, the agent ends the attempt.
     lock_fd : int or None
         Descriptor that holds the ledger's lock where no launcher does; handed on to the agent.
+    hosts : tuple of str
+        Where the job runs, the launcher's own first; empty for this host alone.
+    host : int
+        Which of them this is.
+    head : (str, int) or None
+        Where the agent of the first host listens.
+    head_fd : int or None
+        Descriptor at which it does, made by the launcher.
+    token : str
+        What agents of this job know and nobody else.
     """
 
     job: str
@@ -63,6 +73,30 @@ class Config:
     launched: bool = True
     launcher_pid: int | None = None
     lock_fd: int | None = None
+    hosts: tuple[str, ...] = ()
+    host: int = 0
+    head: tuple[str, int] | None = None
+    head_fd: int | None = None
+    token: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def several(self) -> bool:
+        """Whether the job runs on several hosts."""
+        return len(self.hosts) > 1
+
+    def host_of(self, process: int) -> int:
+        """The host that a process runs on."""
+        return process % len(self.hosts) if self.several else 0
+
+    @property
+    def own(self) -> list[int]:
+        """The processes of this host."""
+        return [p for p in range(self.processes) if self.host_of(p) == self.host]
+
+    @property
+    def durable(self) -> bool:
+        """Whether the class of the job asks for more than a commit in memory."""
+        return self.stable != "process"
 
     @property
     def processes(self) -> int:
@@ -73,6 +107,11 @@ class Config:
     def run_directory(self) -> Path:
         """Where the processes of this attempt leave their results."""
         return self.ledger / "run" / f"attempt-{self.attempt}"
+
+    @property
+    def pids(self) -> Path:
+        """Where the processes of this host leave their numbers, which mean nothing elsewhere."""
+        return self.run_directory / (f"pids-{self.host}" if self.host else "pids")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Config:
@@ -93,8 +132,13 @@ class Config:
                 "gpus": int(environment.get("FTRT_GPUS") or 0),
                 "shm": _switch("FTRT_SHM", environment.get("FTRT_SHM") or "1"),
                 "launched": environment.get("FTRT_LAUNCHER", "run") == "run",
-                "launcher_pid": _number(environment.get("FTRT_LAUNCHER_PID")),
+                "launcher_pid": _launcher_of(environment),
                 "lock_fd": _number(environment.get("FTRT_LOCK_FD")),
+                "hosts": tuple(filter(None, environment.get("FTRT_HOSTS", "").split(","))),
+                "host": int(environment.get("FTRT_HOST") or 0),
+                "head": _address(environment.get("FTRT_HEAD")),
+                "head_fd": _number(environment.get("FTRT_HEAD_FD")),
+                "token": environment.get("FTRT_TOKEN", ""),
             }
         except KeyError as missing:
             raise UsageError(
@@ -115,13 +159,14 @@ class Config:
 
     def validate(self) -> None:
         """Refuse what this version cannot do, and time-outs that contradict each other."""
-        if self.stable not in ("process", "power"):
+        if self.stable not in ("process", "host", "power"):
             raise UsageError(
-                f"stability class {self.stable!r} is not in this version: use --stable process or "
-                "--stable power"
+                f"there is no stability class {self.stable!r}: use --stable process, host or power"
             )
         if self.plane not in ("host", "nccl"):
             raise UsageError(f"there is no plane {self.plane!r}: use --plane host or --plane nccl")
+        if self.plane == "nccl" and self.several:
+            raise UsageError("--plane nccl is for one host in this version: leave --hosts out")
         if self.plane == "nccl":
             check_gpus(self.ranks, self.gpus)
         if not 0 <= self.standby <= 8:
@@ -141,6 +186,20 @@ def _switch(name: str, text: str) -> bool:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text else None
+
+
+def _launcher_of(environment: Mapping[str, str]) -> int | None:
+    """The launcher's process id means something on the first host alone."""
+    if int(environment.get("FTRT_HOST") or 0):
+        return None
+    return _number(environment.get("FTRT_LAUNCHER_PID"))
+
+
+def _address(text: str | None) -> tuple[str, int] | None:
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    return host, int(port)
 
 
 def _seconds(name: str, text: str) -> float:

@@ -48,6 +48,14 @@ def prepare() -> None:
         raise
 
 
+def tell_host() -> None:
+    """Have this process's environment say on which of the job's hosts it is."""
+    hosts = [name for name in os.environ.get("FTRT_HOSTS", "").split(",") if name]
+    process = mpi.world_rank_of_environment(os.environ)
+    if len(hosts) > 1 and process is not None:
+        os.environ["FTRT_HOST"] = str(process % len(hosts))
+
+
 def check(environment: Mapping[str, str]) -> None:
     """Refuse a start that cannot work, from the environment alone."""
     if mpi.world_rank_of_environment(environment) is None:

@@ -12,15 +12,19 @@ from ftrt.ledger.reserve import with_room
 
 
 class EventLog:
-    """Appends to ``LEDGER/run/events.jsonl``; ``t`` is in seconds since the attempt began."""
+    """Appends to ``LEDGER/run/events.jsonl``; ``t`` is in seconds since the attempt began.
+
+    Each further host has a file of its own, ``events-1.jsonl`` and so on, and its own clock: lines
+    of two hosts in one file would overwrite each other on a network file system.
+    """
 
     def __init__(self, directory: Path, attempt: int):
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._attempt = directory, attempt
         self._descriptor = os.open(
-            directory / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
+            directory / f"events{_of_host()}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
         )
-        self._start = _attempt_start(directory / f"attempt-{attempt}.start")
+        self._start = _attempt_start(directory / f"attempt-{attempt}.start{_of_host()}")
         self._later: list[dict] = []
 
     def write(self, event: str, **fields) -> None:
@@ -46,9 +50,14 @@ class EventLog:
             text = text[with_room(self._directory, write) :]
 
 
+def _of_host() -> str:
+    host = os.environ.get("FTRT_HOST") or "0"
+    return "" if host == "0" else f"-{host}"
+
+
 def _attempt_start(path: Path) -> float:
     """Monotonic time at which the first process of the attempt came here, the same for all."""
-    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     temporary.write_text(repr(time.monotonic()))
     try:
         os.link(temporary, path)
@@ -61,8 +70,10 @@ def _attempt_start(path: Path) -> float:
 
 def recorded_failure(directory: Path, attempt: int) -> str | None:
     """Why the host's agent says that ``attempt`` cannot go on, if it does."""
-    path = directory / "events.jsonl"
-    for line in reversed(path.read_bytes().splitlines() if path.exists() else []):
+    lines: list[bytes] = []
+    for path in sorted(directory.glob("events*.jsonl")):
+        lines += path.read_bytes().splitlines()
+    for line in reversed(lines):
         try:
             event = json.loads(line)
         except ValueError:  # half of it, by a process that died or that is writing it now

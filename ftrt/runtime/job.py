@@ -49,11 +49,11 @@ class Job:
     def __init__(self, config: Config):
         self.config = config
         self.directory = job_directory(config.job, config.attempt)
-        self.world = mpi.connect(
-            config.processes, data_over_mpi=config.plane == "host" and not config.shm
-        )
-        # The launcher has started the agent already.
         agent = None
+        if config.host and mpi.world_rank_of_environment() == config.own[0]:
+            agent = start_agent(config, os.environ)  # that of the first host the launcher starts
+        over_mpi = config.plane == "host" and (config.several or not config.shm)
+        self.world = mpi.connect(config.processes, over_mpi, config.several)
         if self.world.rank == 0 and not config.launched:
             agent = start_agent(config, os.environ)
         self.process = self.world.rank

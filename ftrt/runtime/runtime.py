@@ -95,7 +95,7 @@ class Runtime:
         self._members = MemberComm(self.job, self.size)
         self._pool = LedgerPool(config.ledger)
         self._syncer: Syncer | None = None
-        if config.stable == "power":
+        if config.durable:
             self._syncer = Syncer(config.ledger, self.rank, config.sync_interval_s)
         while not self._enter_epoch():
             self._await_epoch_after(self.epoch)
@@ -129,7 +129,7 @@ class Runtime:
     def _enlist(self) -> None:
         """Leave our process id where the launcher finds left-overs, the start time with it."""
         start = libc.process_start_ticks(os.getpid())
-        with open(self.config.run_directory / "pids", "a") as pids:
+        with open(self.config.pids, "a") as pids:
             pids.write(f"{os.getpid()} {start}\n")
 
     def _enter_epoch(self) -> bool:
@@ -588,6 +588,7 @@ def init() -> Runtime:
     """
     libc.end_with_mpirun()
     direct.prepare()
+    direct.tell_host()
     config = environment_config()
     try:
         return Runtime(config)

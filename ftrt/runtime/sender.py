@@ -77,7 +77,7 @@ class Sender:
 
     def resend_missing(self) -> None:
         """Begin to bring every receiver up to :attr:`next_seq` - 1 with what it alone lacks."""
-        if self._runtime.config.stable == "power" and self._runtime.since_epoch > 1:
+        if self._runtime.config.durable and self._runtime.since_epoch > 1:
             self._record_again()
         for lane in self._lanes:
             lane.begin(self.next_seq - 1)

@@ -79,6 +79,11 @@ class Host:
         )
         return done.stdout
 
+    @property
+    def alive(self) -> bool:
+        """Whether it was not killed."""
+        return self._holder is not None and self._holder.poll() is None
+
     def kill(self) -> None:
         """End the host at once, with all that runs there and all that only its memory has."""
         if self._holder is not None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REASON = reason_not()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 
-_IDENTITY = "from ftrt.host.identity import host_identity as i; print(i().hex())"
+_IDENTITY = "from ftrt.ledger.identity import host_identity as i; print(i().hex())"
 _REACH = "import socket, sys; socket.create_connection((sys.argv[1], 9), 0.5)"
 _HOLD = "from pathlib import Path; import time; Path('/dev/shm/mine').touch(); time.sleep(60)"
 

@@ -1,0 +1,206 @@
+"""The hosts of a job: which were named, which answer, and what mpirun needs to start there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftrt.errors import UsageError
+from ftrt.ledger import identity
+from ftrt.ledger.identity import host_identity
+
+_ANSWERS_WITHIN_S = 20.0
+_AT_A_TIME = 8
+#: What a rank on another host gets of this process's environment, besides its settings.
+_PASSED_ON = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH")
+_PASSED_PREFIXES = ("FTRT_", "NUMBA_", "OPENBLAS_", "OMP_", "MKL_", "CUDA_", "NCCL_")
+
+
+def named(option: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The hosts that the command line or the Slurm allocation names; none for this host alone.
+
+    Parameters
+    ----------
+    option : str or None
+        Names with commas between them, or a file with a name in front of each line.
+
+    Raises
+    ------
+    UsageError
+        It names none, or one twice.
+    """
+    if option is None:
+        return _of_slurm(environment)
+    names = [name.strip() for name in option.split(",")]
+    if len(names) == 1 and Path(names[0]).is_file():
+        lines = (line.partition("#")[0].split() for line in Path(names[0]).read_text().splitlines())
+        names = [words[0] for words in lines if words]
+    if not all(names) or not names:
+        raise UsageError(f"--hosts {option!r} names no host; for example --hosts node1,node2")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--hosts names {name} twice: one agent serves all ranks of a host")
+        if ":" in name or "/" in name:
+            raise UsageError(
+                f"--hosts: {name!r} is neither a host nor a file; ranks are spread evenly, so "
+                "leave numbers of slots out"
+            )
+    return names
+
+
+def _of_slurm(environment: Mapping[str, str]) -> list[str]:
+    nodes = environment.get("SLURM_JOB_NODELIST")
+    if not nodes or environment.get("SLURM_JOB_NUM_NODES", "1") == "1":
+        return []
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWERS_WITHIN_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UsageError(
+            f"the nodes of this Slurm allocation ({nodes}) cannot be listed: {error}; name them "
+            "with --hosts"
+        ) from error
+    return done.stdout.split()
+
+
+def own_first(names: Sequence[str]) -> list[str]:
+    """The same hosts, this one first: mpirun and the launcher run here.
+
+    Raises
+    ------
+    UsageError
+        This host is none of them.
+    """
+    here = next((name for name in names if _is_here(name)), None)
+    if here is None:
+        raise UsageError(
+            f"this host ({socket.gethostname()}) is none of {', '.join(names)}: start the job on "
+            "one of its hosts, where mpirun runs too"
+        )
+    return [here, *(name for name in names if name != here)]
+
+
+def _is_here(name: str) -> bool:
+    mine = socket.gethostname()
+    if name in (mine, mine.partition(".")[0], "localhost"):
+        return True
+    try:
+        address = socket.gethostbyname(name)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))  # only an address of this host can be bound
+        return True
+    except OSError:
+        return False
+
+
+def answering(mpirun: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Those of the hosts that mpirun reaches, each machine once, this one first; and the others.
+
+    Two names with the same memory and processes are one host: one agent serves it.
+    """
+    found = {names[0]: host_identity().hex()}
+    others = list(names[1:])
+    asked = _ask(mpirun, others)
+    if len(asked) < len(others):
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            missing = [name for name in others if name not in asked]
+            for answer in pool.map(lambda name: _ask(mpirun, [name]), missing):
+                asked |= answer
+    known = set(found.values())
+    for name in others:
+        if name in asked and asked[name] not in known:
+            known.add(asked[name])
+            found[name] = asked[name]
+    return list(found), [name for name in others if name not in asked]
+
+
+def _ask(mpirun: str, names: Sequence[str]) -> dict[str, str]:
+    """The identity of each host, none if any of them does not answer."""
+    if not names:
+        return {}
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    hosts = ["--host", ",".join(f"{name}:1" for name in names)]
+    where = [*hosts, "--map-by", "node", "--bind-to", "none", "-n", str(len(names))]
+    command = [mpirun, *as_root, *where, sys.executable, "-S", str(identity.__file__)]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWERS_WITHIN_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    lines = (line.split() for line in done.stdout.splitlines())
+    by_rank = {w[1]: w[2] for w in lines if len(w) == 3 and w[0] == "ftrt-host"}
+    if len(by_rank) < len(names):
+        return {}
+    return {name: by_rank[str(rank)] for rank, name in enumerate(names)}
+
+
+@dataclass
+class Place:
+    """Where one attempt runs, and how its agents meet.
+
+    Attributes
+    ----------
+    names : list of str
+        The hosts, this one first; empty for this one alone.
+    """
+
+    names: list[str]
+    token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    listener: socket.socket | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.names) < 2:
+            self.names = []
+            return
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((self.names[1], 9))
+            address = probe.getsockname()[0]
+        self.listener = socket.create_server((address, 0), backlog=256)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """For the environment of all processes."""
+        if self.listener is None:
+            return {}
+        address, port = self.listener.getsockname()[:2]
+        return {
+            "FTRT_HOSTS": ",".join(self.names),
+            "FTRT_HEAD": f"{address}:{port}",
+            "FTRT_TOKEN": self.token,
+        }
+
+    def options(self, processes: int, environment: Mapping[str, str]) -> list[str]:
+        """For mpirun: process i on host i modulo their number, with the settings of all."""
+        if not self.names:
+            return []
+        slots = -(-processes // len(self.names))
+        passed = sorted(
+            name for name in environment if name in _PASSED_ON or name.startswith(_PASSED_PREFIXES)
+        )
+        options = ["--host", ",".join(f"{name}:{slots}" for name in self.names)]
+        options += ["--map-by", "node"]
+        for name in passed:
+            options += ["-x", name]
+        return options
+
+    def close(self) -> None:
+        """Let go of the listener once the agent has it."""
+        if self.listener is not None:
+            self.listener.close()

@@ -1,0 +1,115 @@
+"""Runs real jobs over test hosts, each with a hard time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from namespaces import Hosts
+
+ROOT = Path(__file__).resolve().parents[2]
+STREAM = ROOT / "apps" / "stream.py"
+
+
+@dataclass
+class Ended:
+    """A job that ended."""
+
+    status: int
+    output: str
+    ledger: Path
+    report: dict = field(default_factory=dict)
+
+    @property
+    def events(self) -> list[dict]:
+        """All events of all attempts and hosts."""
+        paths = sorted((self.ledger / "run").glob("events*.jsonl"))
+        lines = [line for path in paths for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in lines]
+
+    def named(self, event: str) -> list[dict]:
+        """Events of one kind."""
+        return [entry for entry in self.events if entry["event"] == event]
+
+    @property
+    def records(self) -> list[dict]:
+        """Records of all epochs."""
+        paths = sorted((self.ledger / "epochs").glob("*.json"))
+        return [json.loads(path.read_text()) for path in paths]
+
+
+class Job:
+    """``ftrt run`` on the first of some test hosts.
+
+    Parameters
+    ----------
+    hosts : Hosts
+    options : list
+        Of ``ftrt run``.
+    """
+
+    def __init__(self, hosts: Hosts, options: list, program, *arguments, ledger=None, env=None):
+        self.ledger = ledger or hosts.shared / "ledger"
+        self._report = hosts.shared / "report.json"
+        words = [sys.executable, "-m", "ftrt.cli", "run", "--hosts", hosts.names]
+        words += ["--ledger", self.ledger, "--json", self._report, *options, program, *arguments]
+        environment = {**os.environ, **hosts.environment, "PYTHONPATH": str(ROOT), **(env or {})}
+        self._process = subprocess.Popen(
+            hosts[0].command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env=environment,
+        )
+
+    def await_event(self, event: str, limit_s: float = 30.0) -> dict:
+        """The first event of a kind, once it is there."""
+        end = time.monotonic() + limit_s
+        while True:
+            found = Ended(0, "", self.ledger).named(event) if self.ledger.exists() else []
+            if found:
+                return found[0]
+            assert self._process.poll() is None, self._process.communicate()[0]
+            assert time.monotonic() < end, f"no event {event!r} within {limit_s} s"
+            time.sleep(0.02)
+
+    def end(self, limit_s: float = 60.0) -> Ended:
+        """Wait for the end; killed after the limit."""
+        try:
+            output, _ = self._process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            output, _ = self._process.communicate(timeout=20)
+            logs = (self.ledger / "run").rglob("agent*.log")
+            said = "\n".join(f"{log.name}: {log.read_text()}" for log in logs)
+            raise AssertionError(f"no end within {limit_s} s:\n{output}\n{said}") from None
+        report = json.loads(self._report.read_text()) if self._report.exists() else {}
+        return Ended(self._process.returncode, output, self.ledger, report)
+
+
+def left_behind(hosts: Hosts, limit_s: float = 5.0) -> list[str]:
+    """What a job left on its hosts: shared memory, and processes; agents get a moment to end."""
+    end = time.monotonic() + limit_s
+    while (left := _left(hosts)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
+
+
+def _left(hosts: Hosts) -> list[str]:
+    left = []
+    for host in hosts:
+        if host.alive:
+            found = host.run("ls", "/dev/shm").split()
+            left += [f"{host.name}: /dev/shm/{name}" for name in found]
+            lines = host.run("ps", "-e", "-o", "args=").splitlines()
+            left += [
+                f"{host.name}: {line}" for line in lines if "python" in line and "ftrt" in line
+            ]
+    return [line for line in left if "first_process" not in line]
