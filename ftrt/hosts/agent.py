@@ -185,6 +185,8 @@ class HostAgent(Agent):
             if change == "heard":
                 self.council.hold_for_alive(host)
             if self.hearing.is_overdue(host) and self.core.state is State.RUNNING:
+                self._times = {"detect": time.perf_counter()}
+                self._detected = {"reason": f"nothing was heard of host {name}"}
                 self.handle(ev.CloseAsked(self.core.epoch))
             if self.hearing.is_lost(host):
                 if host == HEAD and not self.over:
@@ -405,6 +407,14 @@ class HostAgent(Agent):
             return
         if record_path(self.config.ledger, counter).exists():
             self._found(self._next(counter - 1))
+
+    def _found(self, epoch: EpochId) -> None:
+        """Adopt a record that this host is in; without it nobody here may act any more."""
+        record = read_record(self.config.ledger, epoch.counter)
+        if self.me in record.get("hosts", ()) and record["attempt"] == self.config.attempt:
+            super()._found(epoch)
+        else:
+            self._fence(f"epoch {epoch.counter} was made without this host")
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -149,7 +149,8 @@ class Attempt:
             verdict = self._follow(process, stop)
             if verdict.kind == "done":
                 self._see_off(process, stop)
-            self._wait(process, GRACE_S if verdict.kind == "done" else BAD_GRACE_S)
+            orderly = verdict.kind == "done" and not self._silent_hosts()
+            self._wait(process, GRACE_S if orderly else BAD_GRACE_S)
             self._mpirun_ended = process.poll()
             if process.poll() is not None and self._agent.poll() is None:
                 self._wait(self._agent, BAD_GRACE_S)  # it speaks for ranks that could not
@@ -266,7 +267,8 @@ class Attempt:
     def _lost_anybody(self) -> bool:
         """Did a process die in this attempt? Then mpirun's status says nothing of the others."""
         mine = (e for e in self._events.seen if e.get("attempt") == self._number)
-        return any(event.get("event") in ("died", "fault") for event in mine)
+        gone = ("died", "fault", "fenced", "host silent")
+        return any(event.get("event") in gone for event in mine)
 
     def _began(self) -> bool:
         """Was an epoch of this attempt ever in force?"""

@@ -30,6 +30,8 @@ _WORDS = {
     "recovery": "recovery",
     "evicted": "evicted",
     "fenced": "fenced",
+    "host silent": "silent",
+    "host heard": "heard",
     "damaged": "damaged",
     "healed": "healed",
     "aborted": "aborted",
@@ -46,6 +48,8 @@ def event_line(event: dict[str, Any]) -> str | None:
     if word is None:
         return None
     parts = [f"{name} {event[name]}" for name in ("rank", "epoch") if _given(event, name)]
+    if _given(event, "host"):
+        parts.insert(0, f"host {event['host']}")
     if word == "died" and not _given(event, "rank"):
         parts.insert(0, "a spare")
     if _given(event, "kind"):

@@ -12,6 +12,7 @@ import os
 import selectors
 import socket
 import sys
+import time
 
 _MOST_BYTES = 1 << 20
 
@@ -59,14 +60,22 @@ def _reap(askers: dict[int, socket.socket]) -> None:
 
 
 def ask(directory: str, words: list[str]) -> int:
-    """Have a host run a command line; its status, 255 if the host ended."""
+    """Have a host run a command line; its status.
+
+    If the host ends, nothing comes any more, and this waits for as long as its parent: a machine
+    that loses power says no farewell.
+    """
     while words[0].startswith("-"):
         words = words[1:]
     asker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         asker.connect(f"{directory}/host-{words[0]}")
         socket.send_fds(asker, [" ".join(words[1:]).encode()], [0, 1, 2])
-        return (asker.recv(1) or b"\xff")[0]
+        status = asker.recv(1)
+        parent = os.getppid()
+        while not status and os.getppid() == parent:
+            time.sleep(0.1)
+        return status[0] if status else 255
     except OSError as error:
         print(f"{words[0]}: {error}", file=sys.stderr)
         return 255

@@ -80,6 +80,22 @@ class Job:
             assert time.monotonic() < end, f"no event {event!r} within {limit_s} s"
             time.sleep(0.02)
 
+    def await_epoch(self, epoch: int, limit_s: float = 40.0) -> None:
+        """Return once the record of an epoch is there."""
+        end = time.monotonic() + limit_s
+        while not (self.ledger / "epochs" / f"{epoch:06d}.json").exists():
+            assert self._process.poll() is None, self._process.communicate()[0]
+            assert time.monotonic() < end, f"no epoch {epoch} within {limit_s} s"
+            time.sleep(0.005)
+
+    def await_effects(self, directory: Path, count: int, limit_s: float = 40.0) -> None:
+        """Return once the program has recorded so many effects there."""
+        end = time.monotonic() + limit_s
+        while effects(directory) < count:
+            assert self._process.poll() is None, self._process.communicate()[0]
+            assert time.monotonic() < end, f"no {count} effects within {limit_s} s"
+            time.sleep(0.02)
+
     def end(self, limit_s: float = 60.0) -> Ended:
         """Wait for the end; killed after the limit."""
         try:
@@ -92,6 +108,12 @@ class Job:
             raise AssertionError(f"no end within {limit_s} s:\n{output}\n{said}") from None
         report = json.loads(self._report.read_text()) if self._report.exists() else {}
         return Ended(self._process.returncode, output, self.ledger, report)
+
+
+def effects(directory: Path) -> int:
+    """How many effects all incarnations have recorded."""
+    paths = directory.glob("effects-*.txt") if directory.exists() else ()
+    return sum(path.read_text().count("C ") for path in paths)
 
 
 def left_behind(hosts: Hosts, limit_s: float = 5.0) -> list[str]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from ftrt.oracle import check_effects
 
 sys.path.insert(0, str(Path(__file__).parent))
 from namespaces import hosts, reason_not
 from several import ROOT, STREAM, Job, left_behind
 
+CLEAN = {"losses": [], "duplicates": [], "ambiguous": []}
 REASON = reason_not()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 
@@ -32,4 +36,119 @@ def test_spares_of_either_host_take_over_ranks_of_the_other(two):
     assert acting == [[0, 1], [0, 2], [3, 2], [3, 4]]
     assert all(record["hosts"] == [0, 1] for record in ended.records)
     assert len(ended.named("recovery")) == 3
+    assert left_behind(two) == []
+
+
+def streaming(made, *options, messages=4000, delay_us=500):
+    """A stream from rank 0 on a to rank 1 on b, under way; its job, and where it notes effects."""
+    notes = made.shared / "effects"
+    program = [STREAM, "--messages", messages, "--delay-us", delay_us, "--effects", notes]
+    job = Job(made, ["-n", 2, *options], *program)
+    job.await_effects(notes, 300)
+    return job, notes
+
+
+def assert_complete(ended, messages=4000):
+    """The program compared its sums with the formula, and the ledger has all once."""
+    assert ended.status == 0, ended.output
+    audit = ended.report["audit"]
+    assert (audit["consumed"], audit["losses"], audit["duplicates"]) == (messages, 0, 0)
+
+
+def test_a_lost_host_takes_mpirun_with_it_and_the_job_goes_on_where_it_can(two):
+    job, _ = streaming(two, "--stable", "host", "--restarts", 1)
+    two[1].kill()
+    lost = time.monotonic()
+    job.await_epoch(2)
+    assert time.monotonic() - lost < 10.0
+    ended = job.end()
+    assert_complete(ended)
+    assert ended.report["attempts"] == 2
+    assert "1 host lost: b; going on with a" in ended.output
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+def test_what_only_its_memory_had_does_not_survive_a_host(two):
+    job, _ = streaming(two, "--restarts", 1)
+    two[1].kill()
+    ended = job.end()
+    assert ended.status == 3
+    assert "its class (process) does not survive that" in ended.output
+    assert "--stable host" in ended.output
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+def test_a_host_that_falls_silent_is_replaced_by_a_spare(two):
+    """Its network goes before it does, so mpirun hears nothing of its end."""
+    job, _ = streaming(two, "--stable", "host", "--spares", 1, "--evict-timeout-s", 2)
+    two[1].link(up=False)
+    two[1].kill()
+    ended = job.end()
+    assert_complete(ended)
+    assert ended.report["attempts"] == 1
+    assert [record["hosts"] for record in ended.records] == [[0, 1], [0]]
+    assert [m["process"] for m in ended.records[1]["members"]] == [0, 2]
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("cut_s", "epochs"), [(0.8, 1), (2.7, 2)], ids=["short", "longer"])
+def test_a_cut_that_heals_costs_an_epoch_at_most(two, cut_s, epochs):
+    job, notes = streaming(two, "--evict-timeout-s", 4)
+    two[1].link(up=False)
+    time.sleep(cut_s)
+    two[1].link(up=True)
+    ended = job.end()
+    assert_complete(ended)
+    assert check_effects(notes, {(1, "numbers", 0): 4000}) == CLEAN
+    assert len(ended.named("host silent")) == 2 and len(ended.named("host heard")) == 2
+    assert len(ended.records) == epochs
+    assert all([m["process"] for m in r["members"]] == [0, 1] for r in ended.records)
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stable", ["process", "host"])
+def test_the_side_of_a_cut_that_is_left_out_never_goes_on(two, stable):
+    """Both sides stop committing; the one with mpirun goes on with its spare, then the link heals.
+
+    What the other side had written when it stopped counts, whatever the class: nothing is consumed
+    twice, by the account of effects too.
+    """
+    options = ["--stable", stable, "--spares", 1, "--evict-timeout-s", 3]
+    job, notes = streaming(two, *options, messages=6000)
+    two[1].link(up=False)
+    job.await_epoch(2)
+    time.sleep(0.5)
+    two[1].link(up=True)
+    ended = job.end()
+    assert_complete(ended, 6000)
+    assert check_effects(notes, {(1, "numbers", 0): 6000}) == CLEAN
+    assert [entry["host"] for entry in ended.named("fenced")] == ["b"]
+    assert [record["hosts"] for record in ended.records] == [[0, 1], [0]]
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+def test_without_a_spare_a_cut_ends_the_attempt_and_the_ledger_goes_on(two):
+    job, _ = streaming(two, "--stable", "host", "--restarts", 1, "--evict-timeout-s", 2)
+    two[1].link(up=False)
+    job.await_event("failed")
+    ended = job.end()
+    assert_complete(ended)
+    assert ended.report["attempts"] == 2 and ended.records[-1]["attempt"] == 2
+    two[1].link(up=True)
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+def test_a_slow_link_evicts_nobody(two):
+    for host in two:
+        host.slow(400_000)
+    program = [STREAM, "--messages", 300, "--size", 1024]
+    ended = Job(two, ["-n", 2, "--spares", 1, "--evict-timeout-s", 3], *program).end()
+    assert_complete(ended, 300)
+    assert len(ended.records) == 1 and not ended.named("fenced")
     assert left_behind(two) == []
