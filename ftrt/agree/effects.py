@@ -36,7 +36,8 @@ class CreateRecord:
     """Create the record of `epoch` exclusively; answer RecordCreated, RecordFound or RecordFailed.
 
     Order: after every CloseLedgers of `parent`; Publish only after the record exists.
-    `dead` are the processes, spares too, that died since the record before.
+    `dead` are the processes, spares too, that died since the record before; `inherited` the ranks
+    that a process with another rank takes over, which `promotions` does not list.
     """
 
     epoch: EpochId
@@ -47,6 +48,7 @@ class CreateRecord:
     promotions: tuple[tuple[int, int], ...] = ()
     dead: tuple[int, ...] = ()
     finished: tuple[int, ...] = ()
+    inherited: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,18 @@ class Promote:
     """Tell a waiting process that it acts for `rank` from `epoch` on.
 
     Order: after the Publish of `epoch`; no process is promoted by a record that may not exist.
+    """
+
+    process: int
+    rank: int
+    epoch: EpochId
+
+
+@dataclass(frozen=True)
+class Inherit:
+    """Tell a process with a rank of its own that it acts for `rank` too, from `epoch` on.
+
+    Order: as for Promote.
     """
 
     process: int
@@ -100,4 +114,4 @@ class End:
     epoch: EpochId
 
 
-Effect = Kill | CloseLedgers | CreateRecord | Publish | Promote | Note | Fail | End
+Effect = Kill | CloseLedgers | CreateRecord | Publish | Promote | Inherit | Note | Fail | End

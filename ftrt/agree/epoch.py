@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -37,6 +37,8 @@ class EpochId:
 class Membership:
     """Which process acts for which rank, and who is waiting.
 
+    A process that inherited ranks of dead ones acts for several.
+
     Parameters
     ----------
     members : tuple of (rank, process), sorted by rank
@@ -51,15 +53,17 @@ class Membership:
     spares: tuple[int, ...] = ()
     places: tuple[tuple[int, int], ...] = field(default=(), compare=False)
     _by_rank: dict[int, int] = field(init=False, repr=False, compare=False)
-    _by_process: dict[int, int] = field(init=False, repr=False, compare=False)
+    _by_process: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "members", tuple(sorted(tuple(pair) for pair in self.members)))
         object.__setattr__(self, "spares", tuple(sorted(self.spares)))
         by_rank = dict(self.members)
-        by_process = {process: rank for rank, process in self.members}
+        by_process: dict[int, tuple[int, ...]] = {}
+        for rank, process in self.members:
+            by_process[process] = (*by_process.get(process, ()), rank)
         everybody = len(by_process.keys() | set(self.spares))
-        if len(by_rank) < len(self.members) or everybody < len(self.members) + len(self.spares):
+        if len(by_rank) < len(self.members) or everybody < len(by_process) + len(self.spares):
             raise InvariantBroken(f"a rank or a process is listed twice in {self}")
         object.__setattr__(self, "_by_rank", by_rank)
         object.__setattr__(self, "_by_process", by_process)
@@ -87,9 +91,9 @@ class Membership:
         """Return the process that acts for `rank`."""
         return self._by_rank[rank]
 
-    def rank_of(self, process: int) -> int | None:
-        """Return the rank that `process` acts for, None for a spare or a stranger."""
-        return self._by_process.get(process)
+    def ranks_of(self, process: int) -> tuple[int, ...]:
+        """Return the ranks that `process` acts for, sorted; none for a spare or a stranger."""
+        return self._by_process.get(process, ())
 
     def replaced(self, promotions: Mapping[int, int], spares: Collection[int]) -> Membership:
         """Return the membership after rank -> process `promotions`, with these spares left."""
@@ -110,12 +114,15 @@ class Decision:
         Spares that take a rank over.
     reason : str
         One sentence for a person.
+    inherited : tuple of (rank, process)
+        Ranks that processes with a rank of their own take over in addition.
     """
 
     outcome: Outcome
     membership: Membership
     promotions: tuple[tuple[int, int], ...]
     reason: str
+    inherited: tuple[tuple[int, int], ...] = ()
 
     @property
     def members(self) -> tuple[tuple[int, int], ...]:
@@ -147,10 +154,9 @@ def plan_members(
         return Decision(Outcome.FAILED, membership, (), reason)
     chosen = _matched(membership, lost, spares)
     if chosen is None:
-        ranks = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
         reason = (
-            f"{ranks} of {len(membership.members)} died and the spares that are left share GPUs "
-            "with other ranks: start with one spare for each rank, or with --restarts 1 to go on "
+            f"{listed(lost)} of {len(membership.members)} died and the spares that are left share "
+            "GPUs with other ranks: start with one spare for each rank, or with --restarts 1 to go on "
             "from the ledger"
         )
         return Decision(Outcome.FAILED, membership, (), reason)
@@ -158,6 +164,15 @@ def plan_members(
     after = membership.replaced(dict(promotions), [p for p in spares if p not in chosen])
     takes = ", ".join(f"process {p} takes over rank {r}" for r, p in promotions)
     return Decision(Outcome.CONTINUED, after, promotions, takes or "nobody needs a replacement")
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Name ranks in a sentence.
+
+    >>> listed([2]), listed([1, 3])
+    ('rank 2', 'ranks 1, 3')
+    """
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"
 
 
 def _matched(membership: Membership, lost: list[int], spares: list[int]) -> list[int] | None:
@@ -179,11 +194,10 @@ def _matched(membership: Membership, lost: list[int], spares: list[int]) -> list
 
 def _hopeless(membership: Membership, lost: list[int], left: int) -> str:
     """Say which ranks cannot be replaced and what to type next time."""
-    ranks = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
     were = f"{left} spare{'s' * (left != 1)} left" if left else "no spare is left"
     short = len(lost) - left
     return (
-        f"{ranks} of {len(membership.members)} died and {were}; "
+        f"{listed(lost)} of {len(membership.members)} died and {were}; "
         f"start with at least {short} more in --spares, "
         f"or with --restarts 1 to go on from the ledger"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ftrt.agree.epoch import EpochId, Membership
+from ftrt.agree.heirs import Heirs
 from ftrt.agree.marks import Key, StreamMarks
 
 
@@ -64,12 +65,13 @@ class LedgersClosed:
     """All ledgers of `epoch` are closed; `marks` is what counts in them, final.
 
     `left_out` are processes of hosts that did not take part: they are no members of the successor,
-    should our record of it be the one.
+    should our record of it be the one. `heirs` says who could take over ranks that no spare can.
     """
 
     epoch: EpochId
     marks: dict[Key, StreamMarks] = field(default_factory=dict)
     left_out: tuple[int, ...] = ()
+    heirs: Heirs = field(default_factory=Heirs)
 
 
 @dataclass(frozen=True)

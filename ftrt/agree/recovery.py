@@ -19,13 +19,15 @@ from ftrt.agree.effects import (
     Effect,
     End,
     Fail,
+    Inherit,
     Kill,
     Note,
     Promote,
     Publish,
 )
-from ftrt.agree.epoch import Decision, EpochId, Membership, Outcome, plan_members
+from ftrt.agree.epoch import Decision, EpochId, Membership, Outcome, listed, plan_members
 from ftrt.agree.events import Event, State
+from ftrt.agree.heirs import orphans, plan_heirs
 from ftrt.agree.marks import Key, StreamMarks, merged
 from ftrt.agree.tables import TRANSITIONS
 from ftrt.errors import InvariantBroken
@@ -58,6 +60,7 @@ class Situation:
     decision: Decision | None = None
     fresh: Membership | None = None
     restarts: int = 0
+    least: int = 0
 
     @property
     def acting(self) -> Membership:
@@ -69,6 +72,11 @@ class Situation:
         """Ranks whose process is dead and whose work is not complete."""
         pairs = self.membership.members
         return tuple(r for r, p in pairs if p in self.dead and r not in self.finished)
+
+    @property
+    def spares_left(self) -> int:
+        """How many spares live."""
+        return sum(p not in self.dead for p in self.acting.spares)
 
     @property
     def complete(self) -> bool:
@@ -94,6 +102,9 @@ class Recovery:
         How many more attempts the job has.
     finished : iterable of int
         Ranks that are known to be complete.
+    least : int
+        The fewest processes with which the job may go on once spares do not suffice; 0: it never
+        shrinks.
     """
 
     def who_takes_over(self, rank: int) -> tuple[int, ...]:
@@ -102,6 +113,13 @@ class Recovery:
         plan = plan_members(self.now.acting, self.now.dead | {lost}, self.now.finished)
         return tuple(process for taken, process in plan.promotions if taken == rank)
 
+    def orphans(self) -> tuple[int, ...]:
+        """The lost ranks for which no spare is left and which a shrinking job would let inherit."""
+        now = self.now
+        if not now.least or now.fresh is not None:
+            return ()
+        return orphans(now.acting, now.dead, now.finished)
+
     def __init__(
         self,
         epoch: EpochId,
@@ -109,6 +127,7 @@ class Recovery:
         marks: Mapping[Key, StreamMarks] | None = None,
         restarts: int = 0,
         finished: Any = (),
+        least: int = 0,
     ) -> None:
         self.now = Situation(
             State.RUNNING,
@@ -117,6 +136,7 @@ class Recovery:
             dict(marks or {}),
             finished=frozenset(finished),
             restarts=restarts,
+            least=least,
         )
         self.story: tuple[str, ...] = ()
 
@@ -182,10 +202,10 @@ def _brief(event: Event) -> str:
 
 
 def _rank_or_spare(now: Situation, process: int) -> str:
-    rank = now.acting.rank_of(process)
-    if rank is None and now.decision is not None:
-        rank = now.decision.membership.rank_of(process)
-    return "a spare" if rank is None else f"rank {rank}"
+    ranks = now.acting.ranks_of(process)
+    if not ranks and now.decision is not None:
+        ranks = now.decision.membership.ranks_of(process)
+    return listed(ranks) if ranks else "a spare"
 
 
 def _known(now: Situation, process: int) -> None:
@@ -204,14 +224,27 @@ def died(now: Situation, event: ev.ProcessDied) -> Step:
     _known(now, event.process)
     if event.process in now.dead:
         return now, ()
-    rank = now.acting.rank_of(event.process)
+    ranks = now.acting.ranks_of(event.process)
     after = replace(now, dead=now.dead | {event.process}, suspects=now.suspects - {event.process})
-    if rank in now.finished:
+    if ranks and now.finished.issuperset(ranks):
         return after, ()
     who = _rank_or_spare(now, event.process)
     note = Note(f"process {event.process} ({who}) died, seen by {event.by}", "died", event.process)
     kill = () if event.by in GONE else (Kill(event.process),)
-    return after, (*kill, note)
+    return after, (*kill, note, *_depleted(now, after))
+
+
+def _depleted(before: Situation, after: Situation) -> tuple[Note, ...]:
+    """Say, once, that no spare is left, and what the next death of a rank will do."""
+    if after.spares_left or not before.spares_left:
+        return ()
+    if after.least:
+        then = f"lets another rank inherit its streams, down to {after.least} ranks (--min-ranks)"
+    else:
+        then = "ends this attempt" + (
+            "; the job begins again from the ledger" * bool(after.restarts)
+        )
+    return (Note(f"no spare is left: the next death of a rank {then}", "depleted"),)
 
 
 def died_running(now: Situation, event: ev.ProcessDied) -> Step:
@@ -241,10 +274,11 @@ def finished(now: Situation, event: ev.ProcessFinished) -> Step:
     _known(now, event.process)
     if now.state is State.RECORDING and event.process in now.named - now.dead:
         return now, ()  # it is being left out: what it did after we read its ledger is void
-    rank = now.acting.rank_of(event.process)
-    if rank is not None:
-        return replace(now, finished=now.finished | {rank}), ()
-    return replace(now, dead=now.dead | {event.process}), ()
+    ranks = now.acting.ranks_of(event.process)
+    if ranks:
+        return replace(now, finished=now.finished.union(ranks)), ()
+    after = replace(now, dead=now.dead | {event.process})
+    return after, _depleted(now, after)
 
 
 def finished_running(now: Situation, event: ev.ProcessFinished) -> Step:
@@ -280,10 +314,13 @@ def closed(now: Situation, event: ev.LedgersClosed) -> Step:
     if event.epoch > now.epoch or now.target is None:
         raise InvariantBroken(f"the ledgers of epoch {event.epoch} closed before it exists")
     named = now.dead.union(event.left_out)
+    marks = merged(now.marks, event.marks)
     decision = _decide(now, named)
+    if decision.outcome is Outcome.FAILED and now.least and now.fresh is None:
+        heirs = (named, now.finished, event.heirs, tuple(marks), now.least)
+        decision = plan_heirs(now.acting, *heirs)
     if decision.outcome is Outcome.FAILED:
         return _fail(now, decision.reason)
-    marks = merged(now.marks, event.marks)
     record = CreateRecord(
         now.target,
         now.epoch,
@@ -293,6 +330,7 @@ def closed(now: Situation, event: ev.LedgersClosed) -> Step:
         decision.promotions,
         tuple(sorted(named - now.recorded_dead)),
         tuple(sorted(now.finished)),
+        decision.inherited,
     )
     after = replace(now, state=State.RECORDING, decision=decision, marks=marks, named=named)
     return after, (Note(decision.reason, "decided"), record)
@@ -320,7 +358,9 @@ def created(now: Situation, event: ev.RecordCreated) -> Step:
     if event.epoch != now.target or now.decision is None:
         raise InvariantBroken(f"epoch {now.target} is being recorded")
     after = replace(now, dead=now.dead | now.named, recorded_dead=now.named)
-    return _enter(after, event.epoch, now.decision.membership, now.decision.promotions)
+    decision = now.decision
+    pairs = (decision.promotions, decision.inherited)
+    return _enter(after, event.epoch, decision.membership, *pairs)
 
 
 def _enter(
@@ -328,6 +368,7 @@ def _enter(
     epoch: EpochId,
     membership: Membership,
     promotions: tuple[tuple[int, int], ...],
+    inherited: tuple[tuple[int, int], ...] = (),
 ) -> Step:
     """Make a recorded epoch the present one, and let everybody see it."""
     after = replace(
@@ -340,7 +381,8 @@ def _enter(
         fresh=None,
     )
     promote = (Promote(process, rank, epoch) for rank, process in promotions)
-    return after, (Publish(epoch), *promote)
+    inherit = (Inherit(process, rank, epoch) for rank, process in inherited)
+    return after, (*_depleted(now, after), Publish(epoch), *promote, *inherit)
 
 
 def found(now: Situation, event: ev.RecordFound) -> Step:
@@ -356,14 +398,17 @@ def found(now: Situation, event: ev.RecordFound) -> Step:
     if event.epoch.attempt != attempt or not kept:
         return _fenced(now, event.epoch)
     old = () if now.fresh is not None else now.membership.members
-    promotions = tuple(p for p in theirs.members if p not in old and p[1] in kept)
+    acting = {process for _, process in now.acting.members}
+    new = [pair for pair in theirs.members if pair not in old and pair[1] in kept]
+    had = set() if now.fresh is not None else acting
+    promotions = tuple(pair for pair in new if pair[1] not in had)
+    inherited = tuple(pair for pair in new if pair[1] in had)
     # Whoever it leaves out is gone for us; a spare may end by itself, a former member must not act.
     left_out = now.acting.processes - theirs.processes
-    acting = {process for _, process in now.acting.members}
     dropped = sorted((acting & left_out) - now.dead)
     marks = now.marks if event.marks is None else merged(event.marks)
     after = replace(now, marks=marks, dead=now.dead | left_out)
-    after, effects = _enter(after, event.epoch, theirs, promotions)
+    after, effects = _enter(after, event.epoch, theirs, promotions, inherited)
     note = Note(f"the record of epoch {event.epoch} is not ours; it is adopted", "adopted")
     return after, (*(Kill(process) for process in dropped), note, *effects)
 

@@ -142,6 +142,7 @@ class Agent:
         self.core = Recovery(EpochId(self.config.job, self.config.attempt, 0), members)
         self._write_record(epoch, 0, members.members, members.spares, {}, members.members)
         self.core = Recovery(epoch, members)
+        self._tell_spares()
         self._publish(epoch)
         for rank, process in members.members:
             self._promote(process, rank)
@@ -207,7 +208,7 @@ class Agent:
         self._see_finished()
         if self.over:
             return
-        rank = self.core.membership.rank_of(process)
+        rank = self._rank_of(process)
         if self.board.get(process, Field.PHASE) == Phase.RAISED:
             self.fail(f"the program raised an error on rank {rank}")
             return
@@ -217,6 +218,14 @@ class Agent:
         self.watch.stand_back(process)
         self.events.write_later("died", **self._detected, epoch=self.core.epoch.counter)
         self.handle(ev.ProcessDied(process, by))
+
+    def _rank_of(self, process: int) -> int | None:
+        """The rank of a process's own, not one that it inherited; None for a spare."""
+        ranks = self.core.membership.ranks_of(process)
+        own = self.board.get(process, Field.RANK_PLUS_1) - 1
+        if not ranks:
+            return None
+        return own if own in ranks else ranks[0]
 
     def _rouse_spare(self, rank: int | None) -> None:
         """Wake the spare that will probably take over, so that it is warm when it is told to."""
@@ -236,12 +245,18 @@ class Agent:
         if len(self._events) > 1:
             return
         while self._events:
-            for effect in self.core.handle(self._events[0]):
+            effects = self.core.handle(self._events[0])
+            self._tell_spares()
+            for effect in effects:
                 if self.over:
                     return
                 getattr(self, f"_do_{type(effect).__name__}")(effect)
             self._events.popleft()
         self._announce()
+
+    def _tell_spares(self) -> None:
+        """Let everybody see how many spares are left, before an epoch that used one."""
+        self.board.set_header(Word.SPARES, self.core.now.spares_left)
 
     def _announce(self) -> None:
         """Tell what an epoch's publication left for when its spares were on their way."""
@@ -278,7 +293,10 @@ class Agent:
         self.watch.send(effect.process, signal.SIGKILL)
 
     def _do_Note(self, effect: fx.Note) -> None:
-        if effect.kind not in ("died", "suspected", "cleared"):
+        if effect.kind == "depleted":
+            self.events.write_later("depleted", reason=effect.text)
+            self.board.ring_all()
+        elif effect.kind not in ("died", "suspected", "cleared"):
             self.events.write("note", text=effect.text, kind=effect.kind)
 
     def _do_CloseLedgers(self, effect: fx.CloseLedgers) -> None:

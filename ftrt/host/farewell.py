@@ -81,7 +81,8 @@ class Farewell:
                 ending.report(self._config, rank, "done")
 
     def _rank(self, process: int) -> int | None:
-        return None if self._members is None else self._members.rank_of(process)
+        ranks = self._members.ranks_of(process) if self._members else ()
+        return ranks[0] if ranks else None
 
     def _must_leave(self, process: int) -> bool:
         """False once it is gone, or while it works on after the job's end: that is its own."""

@@ -40,6 +40,14 @@ class Phase(enum.IntEnum):
     LEAVING = 7  # its work is done, but a receiver may still need a message again
 
 
+class Heir(enum.IntEnum):
+    """Whether a process can inherit a rank; changed by compare-and-swap alone."""
+
+    NO = 0
+    WILLING = 1
+    HELD = 2  # the agent decides: the process can become an heir, and must not leave
+
+
 class Word(enum.IntEnum):
     """Words of the header."""
 
@@ -53,6 +61,7 @@ class Word(enum.IntEnum):
     AGENT_BEAT = 7
     RECOVERING = 8
     SHRINK = 9  # rounds in which MPI's world was shrunk (32 bits), the epoch of the last (32)
+    SPARES = 10  # spares that live and have no rank
 
 
 class Field(enum.IntEnum):
@@ -71,6 +80,8 @@ class Field(enum.IntEnum):
     CANDIDATE = 10
     FAULT_DUE = 11  # 0, or 1 + number of the fault that it is to inflict on itself
     OWNER = 12  # thread that holds the mutex while the process lives, 0 before it does
+    HEIR = 13  # an Heir
+    IDLE = 14  # 1 while it has nothing to do but to be a possible heir
     MUTEX = 16
 
 

@@ -35,6 +35,7 @@ _WORDS = {
     "damaged": "damaged",
     "healed": "healed",
     "aborted": "aborted",
+    "depleted": "spares",
 }
 
 

@@ -25,7 +25,7 @@ from ftrt.errors import (
     UsageError,
 )
 from ftrt.host import libc
-from ftrt.host.board import Field, Phase
+from ftrt.host.board import Field, Phase, Word
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.log import Ledger, LedgerClosed
 from ftrt.ledger.pool import LedgerPool
@@ -92,6 +92,7 @@ class Runtime:
         self._receivers: list[Receiver] = []
         self._fail_over_at_s = 0.0
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
+        self._depleted_hooks: list[Callable[[Runtime], None]] = []
         self._members = MemberComm(self.job, self.size)
         self._pool = LedgerPool(config.ledger)
         self._syncer: Syncer | None = None
@@ -322,6 +323,26 @@ class Runtime:
             job.made_progress()
             job.board.put(job.process, Field.STALL_LIMIT_MS, before)
 
+    @property
+    def spares_left(self) -> int:
+        """How many spares wait for a rank; known to every rank before the next death."""
+        return int(self.job.board.words[Word.SPARES])
+
+    def on_depleted(self, hook: Callable[[Runtime], None]) -> None:
+        """Call ``hook(rt)`` once no spare is left, at this rank's next wait or change of epoch.
+
+        At once where there is none already. What the next death does is then up to the options
+        ``--min-ranks`` and ``--restarts``.
+        """
+        self._depleted_hooks.append(hook)
+        self._tell_depleted()
+
+    def _tell_depleted(self) -> None:
+        if self._depleted_hooks and not self.spares_left:
+            hooks, self._depleted_hooks = self._depleted_hooks, []
+            for hook in hooks:
+                hook(self)
+
     def on_recovery(self, hook: Callable[[Runtime], None]) -> None:
         """Call ``hook(rt)`` after this rank moved to a new epoch as a survivor."""
         self._recovery_hooks.append(hook)
@@ -459,6 +480,8 @@ class Runtime:
                 receiver.serve()
             if self.config.plane == "nccl":
                 self._fail_over()
+        if self._depleted_hooks:
+            self._tell_depleted()
         if self.job.moved_on:
             self.advance()
 
@@ -510,6 +533,7 @@ class Runtime:
         self.role = Role.SURVIVOR
         for hook in self._recovery_hooks:
             hook(self)
+        self._tell_depleted()
 
     def _await_epoch_after(self, old: int) -> None:
         deadline = time.monotonic() + _NEXT_EPOCH_S

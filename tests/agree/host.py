@@ -5,16 +5,26 @@ from collections import deque
 from ftrt.agree import effects as ef
 from ftrt.agree import events as ev
 from ftrt.agree.epoch import EpochId, Membership
+from ftrt.agree.heirs import Heirs
+from ftrt.agree.marks import StreamMarks
 from ftrt.agree.recovery import Recovery
 
 
 class Host:
     """Runs a Recovery against a dict of records; `records` may be shared between hosts."""
 
-    def __init__(self, ranks, spares=0, restarts=0, records=None, attempt=1):
+    def __init__(self, ranks, spares=0, restarts=0, records=None, attempt=1, **shrinking):
         self.recovery = Recovery(
-            EpochId("job", attempt, 1), Membership.initial(ranks, spares), restarts=restarts
+            EpochId("job", attempt, 1),
+            Membership.initial(ranks, spares),
+            restarts=restarts,
+            least=shrinking.get("least", 0),
         )
+        self.willing = shrinking.get("willing", range(ranks + spares))
+        self.policy = shrinking.get("policy")
+        self.inherited = {}
+        for stream in shrinking.get("streams", ()):
+            self.recovery.marks[stream] = StreamMarks(*stream)
         self.records = {1: self.recovery.membership} if records is None else records
         self.closed, self.published, self.inbox = set(), {1}, deque()
         self.killed, self.acting, self.log, self.marks = [], {}, [], {}
@@ -56,7 +66,9 @@ class Host:
     def do_CloseLedgers(self, effect):
         assert effect.epoch.counter in self.records
         self.closed.add(effect.epoch.counter)
-        self.inbox.append(ev.LedgersClosed(effect.epoch, self.marks))
+        chosen = self.policy and tuple(self.policy.items())
+        heirs = Heirs(frozenset(self.willing) - self.recovery.now.dead, chosen)
+        self.inbox.append(ev.LedgersClosed(effect.epoch, self.marks, heirs=heirs))
 
     def do_CreateRecord(self, effect):
         assert effect.parent.counter in self.closed
@@ -77,6 +89,11 @@ class Host:
         assert effect.epoch.counter in self.published
         assert (effect.rank, effect.process) in self.records[effect.epoch.counter].members
         self.acting[effect.rank] = effect.process
+
+    def do_Inherit(self, effect):
+        assert effect.epoch.counter in self.published
+        assert (effect.rank, effect.process) in self.records[effect.epoch.counter].members
+        self.inherited[effect.rank] = effect.process
 
     def do_Fail(self, effect):
         self.end = effect

@@ -457,4 +457,6 @@ def test_the_recovery_starts_from_what_a_record_says():
     recovery.handle(ev.ProcessDied(1, "exit"))
     assert recovery.state is State.CLOSING and recovery.marks == marks
     with pytest.raises(InvariantBroken, match="listed twice"):
-        Membership(((0, 1), (1, 1)))
+        Membership(((0, 1), (0, 2)))
+    with pytest.raises(InvariantBroken, match="listed twice"):
+        Membership(((0, 1), (1, 2)), (2,))
