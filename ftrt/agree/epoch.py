@@ -156,8 +156,8 @@ def plan_members(
     if chosen is None:
         reason = (
             f"{listed(lost)} of {len(membership.members)} died and the spares that are left share "
-            "GPUs with other ranks: start with one spare for each rank, or with --restarts 1 to go on "
-            "from the ledger"
+            "GPUs with other ranks: start with one spare for each rank, or with --restarts 1 to go "
+            "on from the ledger"
         )
         return Decision(Outcome.FAILED, membership, (), reason)
     promotions = tuple(zip(lost, chosen, strict=True))
