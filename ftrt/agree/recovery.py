@@ -272,8 +272,6 @@ def _close(now: Situation) -> Step:
 def finished(now: Situation, event: ev.ProcessFinished) -> Step:
     """Count a rank as complete; a spare that leaves is a spare less."""
     _known(now, event.process)
-    if now.state is State.RECORDING and event.process in now.named - now.dead:
-        return now, ()  # it is being left out: what it did after we read its ledger is void
     ranks = now.acting.ranks_of(event.process)
     if ranks:
         return replace(now, finished=now.finished.union(ranks)), ()
@@ -370,12 +368,19 @@ def _enter(
     promotions: tuple[tuple[int, int], ...],
     inherited: tuple[tuple[int, int], ...] = (),
 ) -> Step:
-    """Make a recorded epoch the present one, and let everybody see it."""
+    """Make a recorded epoch the present one, and let everybody see it.
+
+    A rank that it gives to another process is not done, whatever the one before said: that came
+    after its ledger was read, and is void.
+    """
+    old = dict(now.membership.members)
+    moved = {rank for rank, process in membership.members if old.get(rank) != process}
     after = replace(
         now,
         state=State.PUBLISHING,
         epoch=epoch,
         membership=membership,
+        finished=now.finished - moved,
         target=None,
         decision=None,
         fresh=None,
@@ -394,7 +399,8 @@ def found(now: Situation, event: ev.RecordFound) -> Step:
     theirs = Membership(event.members, event.spares, now.acting.places)
     if event.epoch.attempt < attempt:
         return _overtake(now, event, theirs)
-    kept = {process for _, process in theirs.members} & (now.acting.processes - now.dead)
+    # A spare counts: where all members died meanwhile, it is the spares that go on.
+    kept = theirs.processes & (now.acting.processes - now.dead)
     if event.epoch.attempt != attempt or not kept:
         return _fenced(now, event.epoch)
     old = () if now.fresh is not None else now.membership.members

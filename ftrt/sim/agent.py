@@ -153,6 +153,7 @@ class Agent:
     def saw_finish(self, process: int) -> None:
         """A process says that it is done."""
         if not self.over:
+            self.world.faults.finishing(self)
             self.tell(ev.ProcessFinished(process))
             self.peers.gossip()
 
@@ -193,6 +194,10 @@ class Agent:
             if self.world.plan.stepwise and ranks:
                 self.world.after(self.world.span(1, 40), self._close_next, epoch, ranks, marks)
                 return
+        # Another host's ledger we can only read: what was sent last of all, since its ranks go on
+        # and what is consumed here must have been recorded as sent.
+        for rank in self.seals:
+            marks_of(self.world, self.world.storage.ledger(epoch.counter, rank), 0, marks)
         self.world.faults.moment("closed", self)
         self.tell(ev.LedgersClosed(epoch, marks))
         if self.world.chance(0.15):  # answered twice, the second time late
@@ -219,7 +224,8 @@ class Agent:
             return
         if self.world.plan.plane == "ring":
             self._fence_rings({rank for rank, _ in effect.promotions})
-        self.world.after(self.world.span(10, 120), self._create, effect)
+        delay = self.world.span(500, 4000) if self.world.plan.slow else self.world.span(10, 120)
+        self.world.after(delay, self._create, effect)
 
     def _create(self, effect: fx.CreateRecord) -> None:
         """Link the record into place; a killed agent's last request may still be carried out."""

@@ -36,12 +36,23 @@ def code_digest() -> str:
 
 
 def save(path: str | Path, plan: Plan) -> None:
-    """Write a case."""
+    """Write a case.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be written.
+    """
     fields: dict[str, Any] = plan._asdict()
     fields["streams"] = [stream._asdict() for stream in plan.streams]
     fields["faults"] = [fault._asdict() for fault in plan.faults]
     case = {"format": FORMAT, "code": code_digest(), "plan": fields}
-    Path(path).write_text(json.dumps(case, indent=1) + "\n")
+    try:
+        Path(path).write_text(json.dumps(case, indent=1) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"--save {path}: {error.strerror}; name a file in a folder of yours"
+        ) from error
 
 
 def load(path: str | Path) -> Plan:
@@ -55,23 +66,23 @@ def load(path: str | Path) -> Plan:
     try:
         case = json.loads(Path(path).read_text())
         number, code, plan = case["format"], case["code"], dict(case["plan"])
-        plan["streams"] = tuple(Stream(**stream) for stream in plan["streams"])
-        plan["faults"] = tuple(Fault(**fault) for fault in plan["faults"])
-        made = Plan(**plan)
+        again = f"`ftrt sim --ranks {int(plan['ranks'])} --seeds 1 --seed {int(plan['seed'])}`"
         if number != FORMAT:
             raise UsageError(
                 f"{path} has format {number}, this ftrt reads format {FORMAT}: run the seed again "
-                f"with `ftrt sim --ranks {made.ranks} --seeds 1 --seed {made.seed}`"
+                f"with {again}"
             )
+        if code != code_digest():  # first: what is inside may have other fields
+            raise UsageError(
+                f"{path} was written by other code ({code}, this is {code_digest()}): its events "
+                f"would come in another order; run the seed again with {again}"
+            )
+        plan["streams"] = tuple(Stream(**stream) for stream in plan["streams"])
+        plan["faults"] = tuple(Fault(**fault) for fault in plan["faults"])
+        made = Plan(**plan)
         whole = _from_its_seed(made)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no case of the simulator: {error!r}") from error
-    if code != code_digest():
-        raise UsageError(
-            f"{path} was written by other code ({code}, this is {code_digest()}): its events would "
-            "come in another order; run the seed again with `ftrt sim --ranks "
-            f"{made.ranks} --seeds 1 --seed {made.seed}`"
-        )
     if not whole:
         raise UsageError(
             f"{path} was changed by hand: it is not what is left of seed {made.seed} at "

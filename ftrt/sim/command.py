@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 
@@ -31,6 +32,8 @@ def command(
             f"--ranks {ranks}: use 2 to {scale.MOST_RANKS}, whole jobs up to {MOST_RANKS} and "
             "agreements alone beyond"
         )
+    if save and not (os.path.isdir(os.path.dirname(save) or ".") and not os.path.isdir(save)):
+        raise UsageError(f"--save {save}: name a file in a folder that exists")
     if replay:
         return _replay(echo, replay)
     if ranks > MOST_RANKS:

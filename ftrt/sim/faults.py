@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ftrt.sim.plan import Fault
+from ftrt.sim.plan import FINISHING, Fault
 
 if TYPE_CHECKING:
     from ftrt.sim.agent import Agent
@@ -34,16 +34,32 @@ class Faults:
         """A recovery has come to a step: faults tied to it fire there."""
         if not self._waiting or self.world.healed:
             return
-        for fault in [f for f in self._waiting if f.when == name]:
+        names = (name, f"late-{name}") if self._ending() else (name,)
+        for fault in [f for f in self._waiting if f.when in names]:
             self._waiting.remove(fault)
             self.world.after(self.world.span(0, 30), self.fire, fault)
+
+    def finishing(self, agent: Agent) -> None:
+        """A rank is done: faults that wait for it fire once only one host has others."""
+        if self._waiting and len(self._unfinished()) == 1:
+            self.moment(FINISHING, agent)
+
+    def _unfinished(self) -> set[int]:
+        """Hosts with ranks that are not done."""
+        storage, now = self.world.storage, self.world.launcher.now
+        acting = (now.processes.get(p) for _, p in storage.records[storage.latest].members)
+        return {process.host for process in acting if process and not process.finished}
+
+    def _ending(self) -> bool:
+        processes = self.world.launcher.now.processes.values()
+        return 2 * sum(process.finished for process in processes) >= self.world.plan.ranks
 
     def fire(self, fault: Fault) -> None:
         """Let it happen, unless the world has healed meanwhile."""
         if self.world.healed or self.world.launcher.done:
             return
         self.fired += 1
-        self.inside += isinstance(fault.when, str)
+        self.inside += isinstance(fault.when, str) and fault.when != FINISHING
         if self.world.tracing:
             self.world.note(f"fault {fault}")
         getattr(self, "_" + fault.kind.replace("-", "_"))(fault)
@@ -148,6 +164,15 @@ class Faults:
     def _silent(self, fault: Fault) -> None:
         """A host is not heard of by the other agents, though it runs and its messages arrive."""
         self._others_doubt(fault.target % self.world.plan.hosts, fault.length + 2000)
+
+    def _forsaken(self, fault: Fault) -> None:
+        """The others lose the host that they wait for, and go on without it at once."""
+        for host in self._unfinished():
+            for agent in list(self.world.launcher.now.agents.values()):
+                if agent.host != host:
+                    agent.peers.lost(host)
+                    self.world.after(self.world.span(0, 1000), agent.peers.evict, host)
+                    self.world.after(fault.length, agent.peers.back, host)
 
     def _others_doubt(self, host: int, length: int) -> None:
         for agent in list(self.world.launcher.now.agents.values()):

@@ -13,6 +13,12 @@ LEAST_MESSAGES = 200
 FAULTY_US = 9000
 #: Steps of a recovery that a fault can be tied to.
 MOMENTS = ("closing", "closed", "recording", "recorded", "publishing")
+#: The end of a job has races of its own: only one host has ranks that are not done; or a step of a
+#: recovery comes when half of the ranks are done.
+FINISHING = "finishing"
+LATE_MOMENTS = tuple(f"late-{moment}" for moment in MOMENTS)
+#: Some seeds are at fault for so long that jobs end while they are.
+_LONG_US = 40_000
 
 
 class Stream(NamedTuple):
@@ -66,6 +72,8 @@ class Plan(NamedTuple):
     stepwise: bool
     loss: float
     calm: bool = False
+    heals_us: int = FAULTY_US
+    slow: bool = False
 
     def host_of(self, process: int) -> int:
         """Host on which a process of any attempt runs."""
@@ -75,7 +83,8 @@ class Plan(NamedTuple):
         """Say it in lines that a person can read."""
         head = (
             f"seed {self.seed}: {self.ranks} ranks, {self.spares} spares, {self.hosts} hosts, "
-            f"{self.plane} plane, class {self.stable}, {self.restarts} restarts"
+            f"{self.plane} plane, class {self.stable}, {self.restarts} restarts, heals at "
+            f"{self.heals_us} us" + ", slow storage" * self.slow
         )
         streams = [
             f"stream {s.name} {s.source}->{s.dest}: {s.last} messages, {s.kind}, window {s.window},"
@@ -103,6 +112,7 @@ def make_plan(ranks: int, seed: int) -> Plan:
     stable = dice.choice(("host", "power")) if hosts > 1 else dice.choice(("process", "power"))
     spares = dice.randint(0, 3) + 2 * (hosts > 1)
     restarts = 0 if dice.random() < 0.05 else 8
+    heals_us = _LONG_US if dice.random() < 0.3 else FAULTY_US
     return Plan(
         seed,
         ranks,
@@ -111,10 +121,12 @@ def make_plan(ranks: int, seed: int) -> Plan:
         plane,
         stable,
         _streams(dice, ranks, plane),
-        _faults(dice, ranks, spares, hosts, stable),
+        _faults(dice, ranks, spares, hosts, stable, heals_us),
         restarts,
         stepwise=dice.random() < 0.8,
         loss=dice.choice((0.0, 0.02, 0.1)) if plane == "wire" else 0.0,
+        heals_us=heals_us,
+        slow=dice.random() < (0.5 if hosts > 1 else 0.1),
     )
 
 
@@ -171,9 +183,9 @@ def _sizes(dice: random.Random, plane: str) -> tuple[int, int, int, int]:
 
 
 def _faults(
-    dice: random.Random, ranks: int, spares: int, hosts: int, stable: str
+    dice: random.Random, ranks: int, spares: int, hosts: int, stable: str, heals_us: int
 ) -> tuple[Fault, ...]:
-    """Draw 3 to 7 faults; the first kills a rank, so that one can fall inside its recovery."""
+    """Draw 3 to 9 faults; the first kills a rank, so that one can fall inside its recovery."""
     everybody = ranks + spares
     first = Fault("kill", dice.randrange(200, 5000), dice.randrange(ranks))
     inside = Fault(
@@ -189,12 +201,22 @@ def _faults(
     if stable == "power":
         kinds += ["power"]
     more = []
+    if heals_us > FAULTY_US:
+        ending = ("forsaken",) if hosts > 1 else ("kill", "evict", "stop")
+        late = dice.choice(LATE_MOMENTS)
+        more.append(_drawn(dice, dice.choice(ending), FINISHING, everybody))
+        more.append(_drawn(dice, dice.choice(("agent-stop", "kill")), late, everybody))
     for _ in range(dice.randint(1, 5)):
         kind = dice.choice(kinds)
-        when: int | str = dice.randrange(0, 7000)
+        when: int | str = dice.randrange(0, heals_us - 2000)
         if kind == "doubt" and dice.random() < 0.5:
             when = dice.choice(("recording", "recorded"))  # when two may want to decide
         elif dice.random() < 0.3:
             when = dice.choice(MOMENTS)
-        more.append(Fault(kind, when, dice.randrange(everybody), dice.randrange(200, 6000)))
+        more.append(_drawn(dice, kind, when, everybody))
     return (first, inside, *more)
+
+
+def _drawn(dice: random.Random, kind: str, when: int | str, everybody: int) -> Fault:
+    """Draw whom a fault hits and how long it takes."""
+    return Fault(kind, when, dice.randrange(everybody), dice.randrange(200, 6000))

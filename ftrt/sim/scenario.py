@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ftrt.errors import UsageError
-from ftrt.sim.plan import MOMENTS, Fault, Plan, Stream
+from ftrt.sim.plan import FINISHING, LATE_MOMENTS, MOMENTS, Fault, Plan, Stream
 from ftrt.sim.run import run_one
 from ftrt.sim.world import World
 
@@ -99,8 +99,9 @@ def _fault(parts: list[str]) -> Fault:
     if kind not in FAULTS:
         raise ValueError(f"no such fault; there are {', '.join(FAULTS)}")
     when: int | str = _us(moment) if how == "at" else moment
-    if how not in ("at", "in") or (how == "in" and moment not in MOMENTS):
-        raise ValueError(f"say 'at TIMEus' or 'in' one of {', '.join(MOMENTS)}")
+    moments = (*MOMENTS, *LATE_MOMENTS, FINISHING)
+    if how not in ("at", "in") or (how == "in" and moment not in moments):
+        raise ValueError(f"say 'at TIMEus' or 'in' one of {', '.join(moments)}")
     length = _us(rest[rest.index("for") + 1]) if "for" in rest else 0
     target = int(rest[0]) if rest and rest[0] != "for" else 0
     return Fault(kind, when, target, length)

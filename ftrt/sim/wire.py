@@ -180,12 +180,17 @@ class WireSender:
         self._acked = progress
 
     def _all_took_effect(self) -> None:
-        """The receiver said that it is done, so it has all; it may be gone and tell no more."""
-        if self.process.epoch == self.process.agent.core.epoch.counter:
+        """The receiver said that it is done, so it has all; it may be gone and tell no more.
+
+        After our own ledger was closed that is as void as its marks are.
+        """
+        process = self.process
+        closed = process.waiting or process.ledger.closed
+        if not closed and process.epoch == process.agent.core.epoch.counter:
             for first, last in self.budget.sent.ranges:
                 self._consumed(first, last)
                 self._stable(first, last)
-            self.process.wake()
+            process.wake()
 
     def _probe(self) -> int:
         """Name a message whose receipt makes the receiver tell its marks again."""

@@ -12,7 +12,7 @@ from ftrt.sim.checks import Checks, Violation
 from ftrt.sim.faults import Faults
 from ftrt.sim.launcher import Launcher
 from ftrt.sim.network import Network
-from ftrt.sim.plan import FAULTY_US, Plan
+from ftrt.sim.plan import Plan
 from ftrt.sim.ring import Ring
 from ftrt.sim.storage import Storage
 
@@ -95,7 +95,7 @@ class World:
         try:
             self.launcher.start()
             self.faults.arm()
-            self._drain(FAULTY_US)
+            self._drain(self.plan.heals_us)
             self.faults.heal()
             self.healed = True
             self._drain(self.now + CONVERGE_US)

@@ -274,6 +274,30 @@ def test_an_adopted_record_with_a_dead_member_is_succeeded_at_once():
     assert host.recovery.epoch == THREE and host.acting == {1: 3}
 
 
+def test_an_adopted_record_whose_members_all_died_is_succeeded_by_its_spares():
+    host = at(State.RECORDING)
+    host.inbox.clear()
+    for process in (0, 2):
+        host.tell(ev.ProcessDied(process, "pidfd"))
+    theirs = Membership(((0, 0), (1, 1), (2, 2)), (3, 4))
+    host.recovery.handle(ev.RecordFound(TWO, theirs.members, theirs.spares))
+    assert host.recovery.state is State.PUBLISHING and host.recovery.epoch == TWO
+
+
+def test_a_rank_that_a_record_gives_to_another_process_is_not_done():
+    host = at(State.CLOSING)
+    host.tell(ev.ProcessFinished(2))
+    assert host.recovery.now.finished == {2}
+    kept = Membership(((0, 0), (1, 3), (2, 2)), (4,))
+    host.recovery.handle(ev.RecordFound(TWO, kept.members, kept.spares))
+    assert host.recovery.now.finished == {2}
+    host = at(State.CLOSING)
+    host.tell(ev.ProcessFinished(2))
+    moved = Membership(((0, 0), (1, 3), (2, 4)))
+    host.recovery.handle(ev.RecordFound(TWO, moved.members))
+    assert host.recovery.now.finished == frozenset()
+
+
 def test_who_is_not_in_the_record_is_ended():
     host = at(State.RUNNING)
     host.records[2] = Membership(((0, 0), (1, 3), (2, 2)))

@@ -11,7 +11,7 @@ from ftrt.sim.long import MUTATIONS_HEAD
 from ftrt.sim.plan import make_plan
 from ftrt.sim.run import run_one
 
-from . import reviewer_mutations
+from . import reviewer_mutations, second_reader_mutations
 from .mutations import MUTATIONS, switched_on
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "simulator.md"
@@ -51,7 +51,8 @@ def section():
 
 `python -m tests.sim.mutation_table`: each bug is switched on, and seeds at {RANKS} ranks are
 run from 0 on until a checker objects. {others} of the {len(MUTATIONS)} were not chosen by the
-author of the core: by who wrote down what is promised before there was one, and by a reader of it.
+author of the core: by who wrote down what is promised before there was one, and by two readers
+of it.
 
 {chr(10).join(lines)}
 """
@@ -60,4 +61,4 @@ author of the core: by who wrote down what is promised before there was one, and
 if __name__ == "__main__":
     before, _, _ = PAGE.read_text().partition(MUTATIONS_HEAD)
     PAGE.write_text(f"{before.rstrip()}\n\n{section()}")
-    assert reviewer_mutations.__doc__
+    assert reviewer_mutations.__doc__ and second_reader_mutations.__doc__

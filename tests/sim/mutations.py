@@ -22,7 +22,7 @@ def mutation(text, chosen_by="its author"):
     """Register a function that gives the patches of one bug: (owner, name, replacement).
 
     It was chosen by the author of the core, by who wrote down what is promised before there was a
-    core, or by a reader of it (`reviewer_mutations.py`).
+    core, or by a reader of it (`reviewer_mutations.py`, `second_reader_mutations.py`).
     """
 
     def register(function):

@@ -54,6 +54,8 @@ def test_a_bad_seed_says_how_to_repeat_it(tmp_path):
         (("--ranks", 100, "--seed", -1), "from 0 on"),
         (("--workers", 0), "at least 1"),
         (("--replay", "/nonexistent"), "is no case"),
+        (("--save", "/nonexistent/case.json"), "name a file in a folder that exists"),
+        (("--save", "/"), "name a file in a folder that exists"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, says):
@@ -76,6 +78,10 @@ def test_a_case_of_other_code_is_refused(tmp_path):
     [
         (lambda case: case.update(format=2), "has format 2, this ftrt reads format 1"),
         (lambda case: case.update(code=None), "was written by other code"),
+        (
+            lambda case: (case.update(code="0" * 16), case["plan"].update(field_of_later_code=1)),
+            "was written by other code",
+        ),
         (lambda case: case.update(plan=[]), "is no case"),
         (lambda case: case["plan"].update(ranks=-3), "--ranks -3"),
         (lambda case: case["plan"].update(hosts=0), "changed by hand"),

@@ -5,7 +5,7 @@ import pytest
 from ftrt.errors import UsageError
 from ftrt.sim.checks import Violation
 from ftrt.sim.network import Network
-from ftrt.sim.plan import make_plan
+from ftrt.sim.plan import FAULTY_US, make_plan
 from ftrt.sim.report import seldom
 from ftrt.sim.run import run_one, run_seeds, shrink
 from ftrt.sim.world import World
@@ -25,7 +25,8 @@ def test_they_contain_what_they_should(tally):
     assert tally.faults > 3 * 2000 and tally.inside > 1500
     assert tally.recoveries > 3000 and tally.attempts > 2500
     assert tally.failed_for_a_reason < 200
-    assert not seldom(tally, 1)
+    # The rarest row comes once in a thousand seeds; docs/results/simulator.md counts it.
+    assert {row for row, _ in seldom(tally, 1)} <= {"agreement FENCED Call"}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 9, 32])
@@ -75,6 +76,25 @@ def test_what_arrives_is_what_was_sent(altered, ranks, seed, count):
         _, violation = run_one(make_plan(ranks, number))
         assert violation is None
     assert not altered
+
+
+# 13326: a second attempt is held between two ledgers of other hosts, whose ranks go on meanwhile.
+# 2779: a rank is done on a host that is being left out, with commits that do not count any more.
+@pytest.mark.parametrize(("ranks", "seed"), [(4, 13326), (9, 2779)])
+def test_what_a_host_does_beyond_the_record_does_not_count(ranks, seed):
+    _, violation = run_one(make_plan(ranks, seed))
+    assert violation is None
+
+
+def test_jobs_end_while_the_world_is_at_fault():
+    plans = [make_plan(ranks, seed) for ranks in (3, 5) for seed in range(200)]
+    fired = {"finishing": 0, "late": 0}
+    for plan in plans:
+        if plan.heals_us > FAULTY_US:
+            world, _ = run_one(plan, tracing=True)
+            for name in fired:
+                fired[name] += any(f" in {name}" in line for line in world.trace)
+    assert min(fired.values()) > 10, fired
 
 
 @pytest.mark.parametrize(
