@@ -418,6 +418,10 @@ class HostAgent(Agent):
 
     # -- the end -------------------------------------------------------------------------------
 
+    def _do_Note(self, effect: fx.Note) -> None:
+        if self.me == HEAD or effect.kind not in ("depleted", "adopted"):
+            super()._do_Note(effect)  # else all agents would say the same
+
     def fail(self, reason: str) -> None:
         self._reason = reason
         super().fail(reason)

@@ -47,12 +47,15 @@ def job_of(directory: Path | None, options: Options) -> str:
 
 
 @contextlib.contextmanager
-def held(directory: Path, job: str, options: Options) -> Iterator[int]:
-    """Make the directory the job's own for as long as it runs; the number of the first attempt."""
+def held(directory: Path, job: str, options: Options, several: bool = False) -> Iterator[int]:
+    """Make the directory the job's own for as long as it runs; the number of the first attempt.
+
+    ``several`` says that other hosts see it, which was tried.
+    """
     from ftrt.ledger.leftovers import remove_leftovers
     from ftrt.ledger.record import check_directory, create_job, lock_directory
 
-    check_directory(directory, stable=options.stable)
+    check_directory(directory, stable=options.stable, seen_elsewhere=several)
     with lock_directory(directory):
         check_directory(directory, job)
         if not create_job(directory, {"job": job, **_facts(options)}) and not options.resume:

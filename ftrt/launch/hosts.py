@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import mmap
 import os
 import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ftrt.errors import UsageError
+from ftrt.errors import LedgerError, UsageError
 from ftrt.ledger import identity
 from ftrt.ledger.identity import host_identity
 
@@ -105,35 +109,75 @@ def _is_here(name: str) -> bool:
         return False
 
 
-def answering(mpirun: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those of the hosts that mpirun reaches, each machine once, this one first; and the others.
+@dataclass(frozen=True)
+class Answers:
+    """Which hosts of a job answer.
 
-    Two names with the same memory and processes are one host: one agent serves it.
+    Attributes
+    ----------
+    found : list of str
+        Those that mpirun reaches, each machine once, the first one first.
+    silent : list of str
+        Those that it does not reach.
+    blind : list of str
+        Those found that do not see what was written into the ledger's directory.
     """
-    found = {names[0]: host_identity().hex()}
+
+    found: list[str]
+    silent: list[str]
+    blind: list[str]
+
+
+def ask(mpirun: str, names: Sequence[str], directory: Path) -> Answers:
+    """Ask each host, the first one is this, who it is and whether it sees ``directory``.
+
+    Two names with the same memory and processes are one host: one agent serves it. What is
+    looked for is stored into a mapped file and synced, as ledgers are.
+    """
     others = list(names[1:])
-    asked = _ask(mpirun, others)
-    if len(asked) < len(others):
-        with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            missing = [name for name in others if name not in asked]
-            for answer in pool.map(lambda name: _ask(mpirun, [name]), missing):
-                asked |= answer
-    known = set(found.values())
+    with _trial(directory) as (path, digest):
+        told = _ask(mpirun, others, path)
+        if len(told) < len(others):
+            with ThreadPoolExecutor(_AT_A_TIME) as pool:
+                missing = [name for name in others if name not in told]
+                for answer in pool.map(lambda name: _ask(mpirun, [name], path), missing):
+                    told |= answer
+    known, found = {host_identity().hex()}, [names[0]]
     for name in others:
-        if name in asked and asked[name] not in known:
-            known.add(asked[name])
-            found[name] = asked[name]
-    return list(found), [name for name in others if name not in asked]
+        if name in told and told[name][0] not in known:
+            known.add(told[name][0])
+            found.append(name)
+    silent = [name for name in others if name not in told]
+    return Answers(found, silent, [name for name in found[1:] if told[name][1] != digest])
 
 
-def _ask(mpirun: str, names: Sequence[str]) -> dict[str, str]:
-    """The identity of each host, none if any of them does not answer."""
+@contextlib.contextmanager
+def _trial(directory: Path) -> Iterator[tuple[Path, str]]:
+    """A file that was written as ledgers are, and the digest of what it holds."""
+    path = directory / f".probe-{uuid.uuid4().hex}"
+    try:
+        with open(path, "xb+") as file:
+            file.write(bytes(mmap.PAGESIZE))
+            file.flush()
+            with mmap.mmap(file.fileno(), mmap.PAGESIZE) as view:
+                view[:32] = secrets.token_bytes(32)
+                os.fdatasync(file.fileno())
+                digest = hashlib.blake2b(view[:], digest_size=16).hexdigest()
+        yield path, digest
+    except OSError as error:
+        raise LedgerError(f"{directory}: cannot be written ({error.strerror})") from error
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _ask(mpirun: str, names: Sequence[str], path: Path) -> dict[str, tuple[str, str]]:
+    """Identity of each host and digest of the file there; none if any does not answer."""
     if not names:
         return {}
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     hosts = ["--host", ",".join(f"{name}:1" for name in names)]
     where = [*hosts, "--map-by", "node", "--bind-to", "none", "-n", str(len(names))]
-    command = [mpirun, *as_root, *where, sys.executable, "-S", str(identity.__file__)]
+    command = [mpirun, *as_root, *where, sys.executable, "-S", str(identity.__file__), str(path)]
     try:
         done = subprocess.run(
             command,
@@ -145,7 +189,7 @@ def _ask(mpirun: str, names: Sequence[str]) -> dict[str, str]:
     except (OSError, subprocess.TimeoutExpired):
         return {}
     lines = (line.split() for line in done.stdout.splitlines())
-    by_rank = {w[1]: w[2] for w in lines if len(w) == 3 and w[0] == "ftrt-host"}
+    by_rank = {w[1]: (w[2], w[3]) for w in lines if len(w) == 4 and w[0] == "ftrt-host"}
     if len(by_rank) < len(names):
         return {}
     return {name: by_rank[str(rank)] for rank, name in enumerate(names)}

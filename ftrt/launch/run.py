@@ -18,7 +18,7 @@ from ftrt.launch.directory import held, job_of
 from ftrt.launch.faults import Fault, validate
 from ftrt.launch.gpus import check as check_gpus
 from ftrt.launch.gpus import lines as gpu_lines
-from ftrt.launch.hosts import Place, answering, named, own_first
+from ftrt.launch.hosts import Place, ask, named, own_first
 from ftrt.launch.judge import Verdict
 from ftrt.launch.mpirun import check_ulfm, command, environment, find_mpirun
 from ftrt.launch.screen import PlainScreen, make_screen
@@ -106,14 +106,15 @@ def run_job(
     gpus = check_gpus(options.ranks, options.standby) if options.plane == "nccl" else 0
     mpirun = find_mpirun(options.mpirun)
     check_ulfm(mpirun)
-    hosts = _hosts(options, mpirun)
+    names = _names(options)
     sweep()
     chosen = Path(options.ledger).resolve() if options.ledger else None
     job = job_of(chosen, options)
     directory = chosen or Path(f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
+    hosts = _hosts(names, mpirun, directory)
     Config.from_environment(_settings(options, job, directory, 1, gpus))
     with (
-        held(directory, job, options) as first,
+        held(directory, job, options, several=bool(hosts)) as first,
         screen or make_screen() as shown,
         Stop() as stop,
     ):
@@ -125,8 +126,7 @@ def run_job(
         if options.plane == "nccl":
             for line in gpu_lines(options.ranks, options.spares, gpus, options.standby):
                 shown.note(line)
-        runner = _Job(options, mpirun, job, directory, audit or _audit, shown, gpus)
-        runner.hosts = hosts
+        runner = _Job(options, mpirun, job, directory, audit or _audit, shown, gpus, hosts)
         report = runner.run(stop, first)
         _write_report(report, options.json_file, shown)
     return report
@@ -153,6 +153,7 @@ class _Job:
         audit: Callable[[Path], dict[str, Any]],
         screen: PlainScreen,
         gpus: int = 0,
+        hosts: Sequence[str] = (),
     ) -> None:
         self._options = options
         self._mpirun = mpirun
@@ -161,7 +162,8 @@ class _Job:
         self._directory = directory
         self._events = Events(directory / "run")
         self._gpus = gpus
-        self.hosts: list[str] = []
+        self.hosts = hosts
+        self._several = bool(hosts)
         self.report = Report(EXIT_IMPOSSIBLE, job, str(directory))
 
     def run(self, stop: Stop, first: int) -> Report:
@@ -186,7 +188,9 @@ class _Job:
         """Go on with the hosts that still answer."""
         if not self.hosts:
             return
-        self.hosts, lost = answering(self._mpirun, self.hosts)
+        answers = ask(self._mpirun, self.hosts, self._directory)
+        self.hosts, lost = answers.found, answers.silent + answers.blind
+        self.hosts = [name for name in self.hosts if name not in lost]
         if lost:
             self._screen.note(
                 f"{_plural(len(lost), 'host')} lost: {', '.join(lost)}; going on with "
@@ -198,7 +202,9 @@ class _Job:
         from ftrt.ledger.record import check_directory
 
         try:
-            check_directory(self._directory, stable=self._options.stable)
+            check_directory(
+                self._directory, stable=self._options.stable, seen_elsewhere=self._several
+            )
         except LedgerError as error:
             return str(error)
         return ""
@@ -206,7 +212,7 @@ class _Job:
     def _attempt(self, number: int, stop: Stop) -> Verdict:
         options = self._options
         make_reserve(self._directory / "run")
-        place = Place(self.hosts)
+        place = Place(list(self.hosts))
         settings = _settings(options, self.report.job, self._directory, number, self._gpus)
         processes = options.ranks + options.spares
         shared = str(mpi_directory(self.report.job))
@@ -253,21 +259,36 @@ class _Job:
             return {"ok": False, "error": str(error)}
 
 
-def _hosts(options: Options, mpirun: str) -> list[str]:
-    """The hosts to begin on, this one first; empty for this one alone."""
+def _names(options: Options) -> list[str]:
+    """The hosts that were named, this one first; empty for this one alone."""
     names = named(options.hosts)
-    if len(names) < 2 and options.hosts is None:
+    if not names:
         return []
     names = own_first(names)
     if options.plane == "nccl" and len(names) > 1:
         raise UsageError("--plane nccl is for one host in this version: leave --hosts out")
-    found, silent = answering(mpirun, names)
-    if silent:
+    return names if len(names) > 1 else []
+
+
+def _hosts(names: list[str], mpirun: str, directory: Path) -> list[str]:
+    """Those of the named hosts to begin on; all must answer and see the ledger's directory."""
+    if not names:
+        return []
+    from ftrt.ledger.record import check_directory
+
+    check_directory(directory)
+    answers = ask(mpirun, names, directory)
+    if answers.silent:
         raise UsageError(
-            f"mpirun starts nothing on {', '.join(silent)}: try `{mpirun} --host {silent[0]} "
-            "hostname`, or leave it out of --hosts; nothing has run"
+            f"mpirun starts nothing on {', '.join(answers.silent)}: try `{mpirun} --host "
+            f"{answers.silent[0]} hostname`, or leave it out of --hosts; nothing has run"
         )
-    return found if len(found) > 1 else []
+    if answers.blind:
+        raise LedgerError(
+            f"{directory}: what this host writes there is not seen by {', '.join(answers.blind)}; "
+            "choose a directory that all hosts share"
+        )
+    return answers.found if len(answers.found) > 1 else []
 
 
 def _settings(

@@ -62,7 +62,7 @@ def cut_of(first: Segment, directory: Path, attempt: int | None) -> dict | None:
             raise LedgerError(
                 f"{directory}: was written before this machine was started, or on another one, "
                 "and its class (process) does not survive that; start the job anew with another "
-                "--ledger, with --stable host if it must survive the loss of a host, or power"
+                "--ledger, with --stable power or, for the loss of a host, --stable host"
             )
         return read_mark(directory, epoch, rank)
     if int(first.header["owned"]) != SYNC_FAILED:

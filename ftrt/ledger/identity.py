@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 #: Two processes with the same of all these share files in memory and process numbers.
@@ -31,5 +32,14 @@ def host_identity() -> bytes:
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
 
+def digest_of(path: str | Path) -> str:
+    """Digest of what a file holds as this host sees it, ``-`` if it sees none."""
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return "-"
+
+
 if __name__ == "__main__":  # run as a file on each host before a job begins there
-    print("ftrt-host", os.environ.get("OMPI_COMM_WORLD_RANK"), host_identity().hex(), flush=True)
+    rank, seen = os.environ.get("OMPI_COMM_WORLD_RANK"), "".join(map(digest_of, sys.argv[1:2]))
+    print("ftrt-host", rank, host_identity().hex(), seen or "-", flush=True)

@@ -117,6 +117,12 @@ def replace_file(path: Path, record: dict) -> None:
 
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+#: File systems that several hosts mount, each with a cache of its own.
+_SHARED = (
+    *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "virtiofs", "afs"),
+    *("panfs", "orangefs", "pvfs2", "gfs2", "ocfs2", "wekafs", "daos", "fuse.ceph", "fuse.cephfs"),
+    *("fuse.glusterfs", "fuse.sshfs", "fuse.juicefs", "fuse.beegfs", "fuse.daos"),
+)
 
 
 def _plain(value):
@@ -268,7 +274,11 @@ def lock_directory(directory):
 
 
 def check_directory(
-    directory, job: str | None = None, need_bytes: int = 1 << 20, stable: str = "process"
+    directory,
+    job: str | None = None,
+    need_bytes: int = 1 << 20,
+    stable: str = "process",
+    seen_elsewhere: bool = False,
 ) -> None:
     """Raise LedgerError, with what to do, unless the directory can hold this job's ledger.
 
@@ -282,6 +292,8 @@ def check_directory(
         Space that must be free.
     stable : str
         Class that the job wants; one that the file system cannot give is refused.
+    seen_elsewhere : bool
+        Other hosts were seen to read there what this one wrote.
     """
     directory = Path(directory)
     if stable == "power" and (kind := _file_system(directory)) in _IN_MEMORY:
@@ -289,6 +301,14 @@ def check_directory(
             f"{directory}: is in memory ({kind}), which no power cut leaves; choose a directory on "
             "a disk, or --stable process"
         )
+    if stable == "host" and not seen_elsewhere:
+        kind = _file_system(directory) or "of an unknown type"
+        if kind not in _SHARED:
+            raise LedgerError(
+                f"{directory}: other hosts do not see it, as far as its file system ({kind}) "
+                "tells; choose a directory on a network file system, name the job's hosts with "
+                "--hosts, or choose --stable process or power"
+            )
     probe = directory / f".probe-{uuid.uuid4().hex}"
     try:
         directory.mkdir(parents=True, exist_ok=True)

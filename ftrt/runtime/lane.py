@@ -89,6 +89,8 @@ class Lane:
         and nothing of a disk: the receiver's ledger does.
         """
         rt = self._runtime
+        if rt.config.several and not rt.stable_is_later:
+            return self._given_back()
         if not self._unsure_upto:
             upto = self.ring.oldest_seq_held - 1
             if upto <= self._freed:
@@ -97,6 +99,22 @@ class Lane:
                 self._freed = upto
                 return upto
         return self._look()
+
+    def _given_back(self) -> int:
+        """:meth:`free_upto` where the receiver's ledger may be another host's, and not written out.
+
+        Each channel of messages brings all that is missing, in ascending order: what it was given
+        back is consumed, and what no channel has to bring the record's marks name.
+        """
+        ring, upto = self.ring, self.sent_upto
+        if ring.frames_sent > ring.frames_released:
+            upto = min(upto, ring.oldest_seq_held - 1)
+        if self.backlog:
+            upto = min(upto, self.backlog[0][0] - 1)
+        self._freed = max(self._freed, upto)
+        if self._freed >= self._unsure_upto:
+            self._unsure_upto, self.earlier = 0, []
+        return self._freed
 
     def _look(self) -> int:
         """:meth:`free_upto` as the receiver's ledger has it, now and then."""

@@ -12,6 +12,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ _SSH = """#!/bin/sh
 exec {python} -I -S {script} ask {directory} "$@"
 """
 _SCRIPT = Path(__file__).with_name("first_process.py")
+_CACHED = Path(__file__).with_name("cached_fs.py")
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Host:
     address: str
     pid: int = 0
     _holder: subprocess.Popen | None = field(default=None, repr=False)
+    _cache: subprocess.Popen | None = field(default=None, repr=False)
 
     def command(self, *words: object) -> list[str]:
         """The command line that runs ``words`` there."""
@@ -86,9 +89,13 @@ class Host:
 
     def kill(self) -> None:
         """End the host at once, with all that runs there and all that only its memory has."""
+        if self._cache is not None:  # first, so that nothing is written on the way out
+            for child in _children(self._cache.pid):
+                os.kill(child, signal.SIGKILL)
+            self._cache.wait(_MADE_WITHIN_S)
         if self._holder is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, 9)
+                os.kill(self.pid, signal.SIGKILL)
             self._holder.wait(_MADE_WITHIN_S)
 
     def link(self, up: bool) -> None:
@@ -111,12 +118,15 @@ class Hosts:
     ----------
     shared : Path
         A directory that all of them see, at the same place.
+    outside : Path
+        The same directory as it is outside.
     ssh : Path
         What ``PRTE_MCA_plm_ssh_agent`` may name.
     """
 
     hosts: list[Host]
     shared: Path
+    outside: Path
     ssh: Path
 
     def __getitem__(self, index: int) -> Host:
@@ -154,7 +164,9 @@ def reason_not() -> str:
 
 
 @contextlib.contextmanager
-def hosts(names: Sequence[str], visible: Sequence[Path] = ()) -> Iterator[Hosts]:
+def hosts(
+    names: Sequence[str], visible: Sequence[Path] = (), *, cached: bool = False
+) -> Iterator[Hosts]:
     """Make hosts of these names, and end them with all that runs there.
 
     Parameters
@@ -162,13 +174,17 @@ def hosts(names: Sequence[str], visible: Sequence[Path] = ()) -> Iterator[Hosts]
     names : sequence of str
     visible : sequence of Path
         Directories below ``/tmp`` that they see nevertheless.
+    cached : bool
+        Each host sees the shared directory through a cache of its own.
     """
     directory = Path(tempfile.mkdtemp(prefix="ftrt-hosts-"))
     made = [Host(name, f"10.77.0.{index + 1}") for index, name in enumerate(names)]
     switch = None
     try:
         shared = directory / "shared"
-        shared.mkdir()
+        outside = directory / "backing" if cached else shared
+        for path in {shared, outside}:
+            path.mkdir()
         lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in made)]
         (directory / "hosts").write_text("\n".join(lines) + "\n")
         ssh = directory / "ssh"
@@ -183,7 +199,11 @@ def hosts(names: Sequence[str], visible: Sequence[Path] = ()) -> Iterator[Hosts]
         seen = sorted({path.resolve() for path in seen if path.resolve().is_relative_to("/tmp")})
         for index, host in enumerate(made):
             _start(host, index, directory, seen, switch.pid)
-        yield Hosts(made, shared, ssh)
+            if cached:
+                words = [sys.executable, "-I", "-S", str(_CACHED), str(outside), str(shared)]
+                host._cache = subprocess.Popen(host.command(*words), stdout=subprocess.PIPE)
+                assert host._cache.stdout is not None and host._cache.stdout.readline()
+        yield Hosts(made, shared, outside, ssh)
     finally:
         for host in made:
             host.kill()
@@ -201,12 +221,18 @@ def _start(host: Host, index: int, directory: Path, seen: Sequence[Path], switch
         begin = ["unshare", *flags, "--fork", "--kill-child", *words]
         host._holder = holder = subprocess.Popen(begin, stdin=subprocess.DEVNULL, stderr=log)
     _await(lambda: (directory / f"host-{host.name}").exists(), f"host {host.name}")
-    children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
-    host.pid = int(children[0])
+    host.pid = _children(holder.pid)[0]
     _ip(switch, f"link add v{index} type veth peer name eth0 netns {host.pid}")
     _ip(switch, f"link set v{index} master bridge up")
     host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
     host.run("ip", "link", "set", "eth0", "up")
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _ip(pid: int, words: str) -> None:

@@ -54,11 +54,12 @@ class Job:
         Of ``ftrt run``.
     """
 
-    def __init__(self, hosts: Hosts, options: list, program, *arguments, ledger=None, env=None):
-        self.ledger = ledger or hosts.shared / "ledger"
-        self._report = hosts.shared / "report.json"
+    def __init__(self, hosts: Hosts, options: list, program, *arguments, env=None):
+        self.ledger = hosts.outside / "ledger"
+        self._report = hosts.outside / "report.json"
         words = [sys.executable, "-m", "ftrt.cli", "run", "--hosts", hosts.names]
-        words += ["--ledger", self.ledger, "--json", self._report, *options, program, *arguments]
+        words += ["--ledger", hosts.shared / "ledger", "--json", hosts.shared / "report.json"]
+        words += [*options, program, *arguments]
         environment = {**os.environ, **hosts.environment, "PYTHONPATH": str(ROOT), **(env or {})}
         self._process = subprocess.Popen(
             hosts[0].command(*words),
@@ -134,4 +135,4 @@ def _left(hosts: Hosts) -> list[str]:
             left += [
                 f"{host.name}: {line}" for line in lines if "python" in line and "ftrt" in line
             ]
-    return [line for line in left if "first_process" not in line]
+    return [line for line in left if "first_process" not in line and "cached_fs" not in line]

@@ -53,6 +53,27 @@ def test_they_share_a_directory_and_a_bridge_and_nothing_else():
         assert (done.stdout, done.returncode) == ("b\n", 7)
 
 
+def test_what_is_stored_in_a_mapped_file_is_elsewhere_only_once_it_is_synced():
+    store = "import mmap, os, sys, time; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0)"
+    store += "; m[0:3] = b'new'; {}; print('stored', flush=True); time.sleep(60)"
+    with hosts(["a", "b"], [ROOT], cached=True) as both:
+        a, b = both
+        for name in ("kept", "lost"):
+            (both.outside / name).write_bytes(b"old" + bytes(5000))
+        programs = []
+        for name, then in (("kept", "os.fdatasync(f.fileno())"), ("lost", "0")):
+            words = a.command(sys.executable, "-c", store.format(then), both.shared / name)
+            programs.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+            assert programs[-1].stdout.readline() == "stored\n"
+        a.run("cmp", "-n", "3", both.shared / "kept", both.shared / "lost")
+        assert b.run("head", "-c", "3", both.shared / "kept") == "new"
+        assert b.run("head", "-c", "3", both.shared / "lost") == "old"
+        a.kill()
+        assert b.run("head", "-c", "3", both.shared / "lost") == "old"
+        for program in programs:
+            program.wait(10)
+
+
 def test_the_end_of_a_host_ends_all_that_runs_there_and_nothing_stays():
     with hosts(["a"]) as one:
         program = subprocess.Popen(one[0].command(sys.executable, "-c", _HOLD))

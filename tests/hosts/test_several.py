@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from ftrt.oracle import check_effects
 
 sys.path.insert(0, str(Path(__file__).parent))
 from namespaces import hosts, reason_not
-from several import ROOT, STREAM, Job, left_behind
+from several import ROOT, STREAM, Job, effects, left_behind
 
 CLEAN = {"losses": [], "duplicates": [], "ambiguous": []}
 REASON = reason_not()
@@ -25,6 +26,7 @@ def two():
         yield made
 
 
+@pytest.mark.long
 def test_spares_of_either_host_take_over_ranks_of_the_other(two):
     """Processes 0, 2 run on a, 1 and 3 on b: rank 0 goes on on a, then rank 1 too, then on b."""
     faults = ["kill:1@300msg", "kill:0@700msg", "kill:1@1200msg"]
@@ -39,16 +41,17 @@ def test_spares_of_either_host_take_over_ranks_of_the_other(two):
     assert left_behind(two) == []
 
 
-def streaming(made, *options, messages=4000, delay_us=500):
+def streaming(made, *options, messages=3000, delay_us=500):
     """A stream from rank 0 on a to rank 1 on b, under way; its job, and where it notes effects."""
-    notes = made.shared / "effects"
-    program = [STREAM, "--messages", messages, "--delay-us", delay_us, "--effects", notes]
+    notes = made.outside / "effects"
+    program = [STREAM, "--messages", messages, "--delay-us", delay_us]
+    program += ["--effects", made.shared / "effects"]
     job = Job(made, ["-n", 2, *options], *program)
     job.await_effects(notes, 300)
     return job, notes
 
 
-def assert_complete(ended, messages=4000):
+def assert_complete(ended, messages=3000):
     """The program compared its sums with the formula, and the ledger has all once."""
     assert ended.status == 0, ended.output
     audit = ended.report["audit"]
@@ -102,7 +105,7 @@ def test_a_cut_that_heals_costs_an_epoch_at_most(two, cut_s, epochs):
     two[1].link(up=True)
     ended = job.end()
     assert_complete(ended)
-    assert check_effects(notes, {(1, "numbers", 0): 4000}) == CLEAN
+    assert check_effects(notes, {(1, "numbers", 0): 3000}) == CLEAN
     assert len(ended.named("host silent")) == 2 and len(ended.named("host heard")) == 2
     assert len(ended.records) == epochs
     assert all([m["process"] for m in r["members"]] == [0, 1] for r in ended.records)
@@ -152,3 +155,63 @@ def test_a_slow_link_evicts_nobody(two):
     assert_complete(ended, 300)
     assert len(ended.records) == 1 and not ended.named("fenced")
     assert left_behind(two) == []
+
+
+@pytest.fixture
+def two_caches():
+    """Two hosts that see the ledger's directory as over a network: each through its own cache."""
+    with hosts(["a", "b"], [ROOT], cached=True) as made:
+        yield made
+
+
+@pytest.mark.parametrize("stable", ["process", pytest.param("host", marks=pytest.mark.long)])
+def test_spares_take_over_from_what_the_other_host_wrote_out(two_caches, stable):
+    faults = ["kill:1@300msg", "kill:0@700msg", "kill:1@1200msg"]
+    options = ["-n", 2, "--spares", 3, "--stable", stable]
+    options += [word for fault in faults for word in ("--fault", fault)]
+    ended = Job(two_caches, options, STREAM, "--messages", 2000).end()
+    assert_complete(ended, 2000)
+    assert len(ended.named("recovery")) == 3
+    assert left_behind(two_caches) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("silently", [False, True], ids=["heard", "unheard"])
+def test_what_was_not_written_out_is_lost_with_its_host_and_nothing_else(two_caches, silently):
+    """In class host: whatever a mark does not cover was never freed by its sender, and comes again.
+
+    Either mpirun ends with the host, or a spare goes on from the host's last marks.
+    """
+    options = ["--stable", "host", "--restarts", 1, "--spares", 1, "--evict-timeout-s", 2]
+    job, notes = streaming(two_caches, *options)
+    if silently:
+        two_caches[1].link(up=False)
+    two_caches[1].kill()
+    ended = job.end()
+    assert_complete(ended)
+    assert ended.report["attempts"] == (1 if silently else 2)
+    assert effects(notes) > 3000  # some were void, and happened anew
+    assert left_behind(two_caches) == []
+
+
+@pytest.mark.long
+def test_the_class_of_the_process_is_not_enough_for_a_host(two_caches):
+    job, _ = streaming(two_caches, "--restarts", 1)
+    two_caches[1].kill()
+    ended = job.end()
+    assert ended.status == 3 and "--stable host" in ended.output
+
+
+def test_a_directory_that_only_one_host_sees_is_refused(two):
+    words = [sys.executable, "-m", "ftrt.cli", "run", "--hosts", "a,b", "-n", 2]
+    words = ["env", f"PYTHONPATH={ROOT}", *(f"{k}={v}" for k, v in two.environment.items()), *words]
+    done = subprocess.run(
+        two[0].command(*words, "--ledger", "/tmp/mine", STREAM), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "/tmp/mine: what this host writes there is not seen by b" in done.stderr
+    two[1].kill()
+    done = subprocess.run(
+        two[0].command(*words, "--ledger", two.shared / "x", STREAM), capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "mpirun starts nothing on b" in done.stderr
