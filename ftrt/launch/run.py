@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import LedgerError, UsageError
-from ftrt.host.shm import sweep
+from ftrt.host.shm import check_room, sweep
 from ftrt.host.words import MAX_RANKS, mpi_directory
 from ftrt.launch.attempt import Attempt, Events, Stop
 from ftrt.launch.directory import held, job_of
@@ -108,6 +108,8 @@ def run_job(
     check_ulfm(mpirun)
     names = _names(options)
     sweep()
+    if os.environ.get("FTRT_SHM") != "0":
+        check_room(options.ranks + options.spares)
     chosen = Path(options.ledger).resolve() if options.ledger else None
     job = job_of(chosen, options)
     directory = chosen or Path(f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
