@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import signal
 import sys
 from typing import Any
 
@@ -118,27 +117,13 @@ def run(faults: tuple[str, ...], **options: Any) -> None:
     """Start PROGRAM, a Python file or executable, on N ranks under mpirun.
 
     Exit status: 0 all ranks are done and the audit is clean; 1 the program failed or the audit
-    found a loss or a duplicate; 2 usage; 3 recovery was impossible; 130, 143 stopped by Ctrl-C or
-    SIGTERM.
+    found a loss or a duplicate; 2 usage; 3 recovery was impossible.
     """
-    # Until the launcher takes it as an order, Ctrl-C ends us like any signal, without a traceback.
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        sys.exit(_run(faults, options))
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _run(faults: tuple[str, ...], options: dict[str, Any]) -> int:
     from ftrt.launch.faults import parse_fault
     from ftrt.launch.run import Options, run_job
-    from ftrt.launch.stop import Stopped
 
-    try:
-        return run_job(Options(faults=[parse_fault(spec) for spec in faults], **options)).exit
-    except Stopped as stopped:
-        click.echo(f"ftrt: {stopped} before anything was started", err=True)
-        return 128 + stopped.signum
+    report = run_job(Options(faults=[parse_fault(spec) for spec in faults], **options))
+    sys.exit(report.exit)
 
 
 @main.command(short_help="Prove from a ledger what took effect, and how often.")
@@ -221,6 +206,63 @@ def storm(minutes: float, seed: int, job: int | None, as_json: bool) -> None:
     from ftrt.storm.command import command
 
     sys.exit(command(click.echo, minutes, seed, job, as_json))
+
+
+@main.command(short_help="The paper's faults, trial by trial, under two rules.")
+@click.option(
+    "--plane",
+    "planes",
+    type=click.Choice(["host", "nccl"]),
+    multiple=True,
+    default=["host"],
+    show_default=True,
+)
+@click.option(
+    "--path",
+    "paths",
+    type=click.Choice(["eager", "graph", "revoke"]),
+    multiple=True,
+    default=["eager", "graph", "revoke"],
+    show_default=True,
+)
+@click.option(
+    "--fault",
+    "faults",
+    type=click.Choice(["kill", "abort", "pause", "link"]),
+    multiple=True,
+    default=["kill", "abort", "pause", "link"],
+    show_default=True,
+)
+@click.option(
+    "--rule",
+    "rules",
+    type=click.Choice(["completion", "consumption"]),
+    multiple=True,
+    help="What decides what is sent again; both by default.",
+)
+@click.option("--size", "sizes", type=int, multiple=True, help="Bytes of a message (16, 65536).")
+@click.option("--trials", type=int, default=210, show_default=True, help="Injections in a cell.")
+@click.option("--controls", type=int, default=40, show_default=True, help="Runs without a fault.")
+@click.option("--messages", type=int, help="Messages of a trial (1024, or 512 long ones).")
+@click.option(
+    "--interval-us", type=int, help="Time between two messages (32, or 40 for long ones)."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="All chance comes from it.")
+@click.option("--out", metavar="DIR", help="Folder of the campaign; one that was begun goes on.")
+@click.option("--replay", "replayed", metavar="SEED:TRIAL", help="Run one trial, all logged.")
+@click.option("--json", "as_json", is_flag=True, help="Print campaign.json.")
+def campaign(**options: Any) -> None:
+    """Inject the faults of the paper trial by trial and count what was lost and duplicated.
+
+    An option that repeats makes a table of cells. Rule `completion` is the paper's baseline: the
+    sender sends again what it has not seen complete. Rule `consumption` is what ftrt does.
+
+    Exit status: 0 all ran, the accounts agree, nothing was lost or duplicated under consumption;
+    1 something was; 2 usage.
+    """
+    from ftrt.campaign.command import command
+
+    sys.exit(command(click.echo, **options))
 
 
 @click.group(short_help="Measure ftrt against the plain way to do the same.")

@@ -62,6 +62,7 @@ class Word(enum.IntEnum):
     RECOVERING = 8
     SHRINK = 9  # rounds in which MPI's world was shrunk (32 bits), the epoch of the last (32)
     SPARES = 10  # spares that live and have no rank
+    REVOKED = 11  # the epoch that a rank asked to end, though nobody died
 
 
 class Field(enum.IntEnum):

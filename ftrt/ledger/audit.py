@@ -91,6 +91,23 @@ def audit(directory) -> dict:
     return _report(streams, epochs)
 
 
+def consumptions(directory) -> dict[tuple[str, int, int], np.ndarray]:
+    """Every consumption event that counts: ``(first number, length)`` rows, repeated if it was.
+
+    Returns
+    -------
+    dict
+        By ``(stream, source, dest)``; dropped messages are not in it.
+    """
+    found: dict[tuple[str, int, int], list[np.ndarray]] = {}
+    for _, decoded in _gather(Path(directory)):
+        for described, table in decoded:
+            if described["kind"] == layout.CONSUMED:
+                key = described["stream"], described["source"], described["dest"]
+                found.setdefault(key, []).append(table[table[:, 2] == 0, :2])
+    return {key: np.concatenate(tables) for key, tables in found.items()}
+
+
 def _gather(directory: Path) -> list[tuple[int, list]]:
     """``(epoch, decoded streams)`` of every segment that counts."""
     segments = sorted(p for p in directory.glob("e*-s*.h5") if _SEGMENT.fullmatch(p.name))

@@ -347,6 +347,23 @@ class Runtime:
         """Call ``hook(rt)`` after this rank moved to a new epoch as a survivor."""
         self._recovery_hooks.append(hook)
 
+    def revoke(self, reason: str) -> None:
+        """End the epoch for every rank, as ``MPI_Comm_revoke`` ends a communicator.
+
+        Nobody is replaced: the same members go on in the next epoch, with marks that all agree on,
+        and :attr:`comm` is a new one. Returns once this rank is in that epoch. For a program that
+        sees its peers get nowhere though nobody died.
+
+        Parameters
+        ----------
+        reason : str
+            Goes into the events of the job.
+        """
+        epoch = self.epoch
+        self.note("revoked", reason=reason)
+        self.job.board.set_header(Word.REVOKED, epoch)
+        self.wait(lambda: self.epoch != epoch, f"the end of epoch {epoch}, which was revoked")
+
     def to_plane(self, array: np.ndarray) -> Any:
         """A host array where the plane moves arrays: on this rank's GPU, or as it is.
 

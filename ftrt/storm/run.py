@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import UsageError
+from ftrt.launch.outside import run_from_outside
 from ftrt.storm.check import KINDS, Ended, complaints
 from ftrt.storm.hunter import Hunter
 from ftrt.storm.plan import Plan, plan_job
@@ -144,36 +141,20 @@ class Storm:
 
 def run_plan(plan: Plan, directory: Path) -> Ended:
     """Run one job under its faults; it is ended by force after a limit."""
-    ledger, report = directory / "ledger", directory / "report.json"
-    command = [sys.executable, "-m", "ftrt.cli", "run", "--ledger", str(ledger)]
-    command += ["--json", str(report), *plan.options, str(APPS / f"{plan.app}.py")]
-    command += [*plan.arguments, "--effects", str(directory / "effects")]
-    env = {**os.environ, "FTRT_SHM": "1" if plan.shm else "0"}
-    job = subprocess.Popen(
-        command,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
+    arguments = [*plan.options, str(APPS / f"{plan.app}.py")]
+    arguments += [*plan.arguments, "--effects", str(directory / "effects")]
+    settings = {"FTRT_SHM": "1" if plan.shm else "0"}
+    hunter = Hunter(directory / "ledger", plan.strikes)
+    outcome = run_from_outside(directory, arguments, _LIMIT_S, settings, hunter)
+    return Ended(
+        plan,
+        directory,
+        outcome.status,
+        outcome.output,
+        outcome.report,
+        outcome.events,
+        hunter.done,
     )
-    status: int | None = None
-    with Hunter(ledger, plan.strikes) as hunter:
-        try:
-            output, _ = job.communicate(timeout=_LIMIT_S)
-            status = job.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(job.pid, signal.SIGTERM)
-            try:
-                output, _ = job.communicate(timeout=20.0)
-            except subprocess.TimeoutExpired:
-                job.kill()
-                output = "it did not even end when it was told to"
-    found = json.loads(report.read_text()) if report.exists() else {}
-    events = ledger / "run" / "events.jsonl"
-    lines = events.read_text().splitlines() if events.exists() else []
-    told = [json.loads(line) for line in lines if line.endswith("}")]
-    return Ended(plan, directory, status, output, found, told, hunter.done)
 
 
 def _without_faults(plan: Plan) -> str:

@@ -1,0 +1,104 @@
+"""What happens in each trial, all of it from the seed."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ftrt.campaign.cells import GRAPH, PAUSE_MS, Cell
+
+#: Time between two messages: about what a receiver needs for one, so that some lie between
+#: completion and consumption when a fault strikes. Far less, and every fault takes a whole window.
+INTERVAL_US = {True: 32, False: 40}
+_SMALL = 4096
+#: A fault-free stream then takes about a twentieth of a second.
+MESSAGES = {True: 1024, False: 512}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One injection, or one run without.
+
+    Attributes
+    ----------
+    number : int
+        Place in its cell; controls are numbered by themselves.
+    control : bool
+        Nothing is injected.
+    seed : int
+        All that is left to chance comes from it.
+    when : float
+        Time of the injection, as a part of the length of a fault-free stream.
+    pause_ms : int
+        How long a pause, or an impaired link, lasts.
+    """
+
+    number: int
+    control: bool
+    seed: int
+    when: float
+    pause_ms: int
+
+
+def plan_trial(seed: int, cell: Cell, number: int, control: bool = False) -> Trial:
+    """Trial ``number`` of a cell in the campaign with this seed, whatever else the table holds."""
+    rng = random.Random(f"{seed}/{cell.name}/{'control' if control else 'fault'}/{number}")
+    return Trial(number, control, rng.getrandbits(48), rng.random(), rng.randint(*PAUSE_MS))
+
+
+def messages_of(cell: Cell, chosen: int | None = None) -> int:
+    """Messages of a trial: whole graphs."""
+    wanted = chosen or MESSAGES[cell.size <= _SMALL]
+    return -(-wanted // GRAPH) * GRAPH
+
+
+def interval_of(cell: Cell, chosen_us: int | None = None) -> int:
+    """Microseconds between two messages."""
+    return INTERVAL_US[cell.size <= _SMALL] if chosen_us is None else chosen_us
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trials that one job runs, one after the other.
+
+    Attributes
+    ----------
+    cell : Cell
+    trials : tuple of Trial
+        Begins with controls: their length is the measure of the others' time of injection.
+    messages : int
+        Of each trial.
+    interval_us : int
+        Between two messages.
+    log : bool
+        The ranks say what they do, for a replay.
+    """
+
+    cell: Cell
+    trials: tuple[Trial, ...]
+    messages: int
+    interval_us: int
+    log: bool = False
+
+    @property
+    def kills(self) -> int:
+        """Processes that its trials may need in place of dead ones."""
+        return sum(not t.control for t in self.trials) if self.cell.fault == "kill" else 0
+
+    def numbers(self, position: int) -> tuple[int, int]:
+        """First and last number of the messages of the trial at a position from 1 on."""
+        return (position - 1) * self.messages + 1, position * self.messages
+
+    def write(self, path: Path) -> None:
+        """For the ranks."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Batch:
+        """As :meth:`write` wrote it."""
+        found: dict[str, Any] = json.loads(path.read_text())
+        trials = tuple(Trial(**trial) for trial in found.pop("trials"))
+        return cls(Cell(**found.pop("cell")), trials, **found)
