@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import signal
 import sys
 from typing import Any
 
@@ -117,13 +118,27 @@ def run(faults: tuple[str, ...], **options: Any) -> None:
     """Start PROGRAM, a Python file or executable, on N ranks under mpirun.
 
     Exit status: 0 all ranks are done and the audit is clean; 1 the program failed or the audit
-    found a loss or a duplicate; 2 usage; 3 recovery was impossible.
+    found a loss or a duplicate; 2 usage; 3 recovery was impossible; 130, 143 stopped by Ctrl-C or
+    SIGTERM.
     """
+    # Until the launcher takes it as an order, Ctrl-C ends us like any signal, without a traceback.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        sys.exit(_run(faults, options))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(faults: tuple[str, ...], options: dict[str, Any]) -> int:
     from ftrt.launch.faults import parse_fault
     from ftrt.launch.run import Options, run_job
+    from ftrt.launch.stop import Stopped
 
-    report = run_job(Options(faults=[parse_fault(spec) for spec in faults], **options))
-    sys.exit(report.exit)
+    try:
+        return run_job(Options(faults=[parse_fault(spec) for spec in faults], **options)).exit
+    except Stopped as stopped:
+        click.echo(f"ftrt: {stopped} before anything was started", err=True)
+        return 128 + stopped.signum
 
 
 @main.command(short_help="Prove from a ledger what took effect, and how often.")

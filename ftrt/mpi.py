@@ -47,6 +47,26 @@ class World:
         self.rank = self.comm.rank
         self.size = self.comm.size
         self.wire = Wire(MPI, self.comm) if data_over_mpi else None
+        if MPI.get_vendor()[0] == "MPICH":
+            self._drop_names()
+
+    def _drop_names(self) -> None:
+        """Take the names off MPICH's shared memory, which ``MPI_Finalize`` would do: we leave
+        without it, and nobody does after a SIGKILL. All of the host have it mapped by now."""
+        self.comm.Barrier()
+        with open("/proc/self/maps") as maps:
+            mapped = {line.split()[-1] for line in maps if " /dev/shm/mpich_" in line}
+        for path in mapped:
+            with contextlib.suppress(OSError):  # another process was first
+                os.unlink(path)
+
+    def finalize(self) -> None:
+        """``MPI_Finalize``, for an MPI whose mpirun ends everybody when somebody leaves without.
+
+        There nobody has died by now: a death would have ended us all.
+        """
+        if not self._mpi.Is_finalized():
+            self._mpi.Finalize()
 
     def processes_on_this_host(self) -> int:
         """How many processes of the job share memory with this one."""
@@ -75,7 +95,7 @@ class World:
 
     def revoke(self, comm) -> None:
         """End all calls on ``comm``, at all of its members; each of them must have it by now."""
-        with contextlib.suppress(self._mpi.Exception):
+        with contextlib.suppress(self._mpi.Exception, NotImplementedError):  # an MPI without ULFM
             comm.Revoke()
 
 

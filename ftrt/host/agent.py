@@ -78,6 +78,7 @@ class Agent:
         self.over = False
         self._grace_s = _GRACE_S
         self._launcher: int | None = None
+        self._told = 0
 
     # -- start -------------------------------------------------------------------------------
 
@@ -119,7 +120,16 @@ class Agent:
         except ProcessLookupError:
             raise LauncherGone(f"the launcher (pid {pid}) is gone") from None
 
+    def told_to_end(self, signum: int, frame: object) -> None:
+        """Remember a signal: what is begun, a recovery too, is brought to its end first."""
+        self._told = signum
+
     def _check_launcher(self) -> None:
+        if self._told:
+            raise FtrtError(
+                f"the host agent was told to end by {signal.Signals(self._told).name}; "
+                "`ftrt run --resume` goes on from the ledger"
+            )
         if self._launcher is not None and select.select([self._launcher], [], [], 0)[0]:
             raise LauncherGone(f"the launcher (pid {self.config.launcher_pid}) is gone")
 
@@ -213,6 +223,9 @@ class Agent:
         if self.board.get(process, Field.PHASE) == Phase.RAISED:
             self.fail(f"the program raised an error on rank {rank}")
             return
+        if not self.config.ulfm:
+            self._end_without_ulfm(rank, process, by)
+            return
         self._times = {"detect": time.perf_counter()}
         self._detected = {"rank": rank, "process": process, "by": by}
         self._rouse_spare(rank)
@@ -227,6 +240,12 @@ class Agent:
         if not ranks:
             return None
         return own if own in ranks else ranks[0]
+
+    def _end_without_ulfm(self, rank: int | None, process: int, by: str) -> None:
+        """MPI is about to end the survivors: none of them shall begin a next epoch before."""
+        epoch = self.core.epoch.counter
+        self.events.write("died", rank=rank, process=process, by=by, epoch=epoch)
+        self.fail(f"rank {rank} died in epoch {epoch}, and without ULFM nobody outlives it")
 
     def _see_revoked(self) -> None:
         """End the epoch with the same members where a rank asked for that."""
@@ -444,10 +463,17 @@ class Agent:
             reason = f"the host agent failed ({type(error).__name__}: {error}); see {log}"
         if isinstance(error, LauncherGone):
             self._grace_s = 0.0
+        self._close_ledgers()
         if hasattr(self, "board"):
             self.fail(reason)
         else:
             self.events.write("failed", reason=reason)
+
+    def _close_ledgers(self) -> None:
+        """No commit of this attempt counts from now on; the next one reads what did."""
+        if hasattr(self, "core"):
+            with contextlib.suppress(OSError, LedgerError):  # the next attempt closes them as well
+                self.ledgers.close(self.core.epoch.counter, self.ledgers.here)
 
     # -- end ---------------------------------------------------------------------------------
 
@@ -482,14 +508,6 @@ class Agent:
         return self.config.own
 
 
-def _told_to_end(signum: int, frame: object) -> None:
-    signal.signal(signum, signal.SIG_IGN)
-    raise FtrtError(
-        f"the host agent was told to end by {signal.Signals(signum).name}; "
-        "`ftrt run --resume` goes on from the ledger"
-    )
-
-
 def make_agent(config: Config) -> Agent:
     """The agent that a job needs."""
     if not config.several:
@@ -506,7 +524,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     agent = make_agent(config)
-    signal.signal(signal.SIGTERM, _told_to_end)
+    signal.signal(signal.SIGTERM, agent.told_to_end)
     try:
         agent.start()
         gc.freeze()  # a collection amid a recovery need not go through all that was loaded

@@ -25,7 +25,7 @@ _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
 _PR_SET_PDEATHSIG = 1
 _LOWEST_PRIORITY = 19
-_DAEMONS = ("mpirun", "prterun", "prted", "orted")
+_DAEMONS = ("mpirun", "prterun", "prted", "orted", "hydra_pmi_proxy")
 
 #: Bytes reserved for one ``pthread_mutex_t`` (40 on x86-64, 48 on ARM64).
 MUTEX_BYTES = 64

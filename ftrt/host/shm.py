@@ -9,8 +9,33 @@ import shutil
 import time
 from pathlib import Path
 
+from ftrt.errors import UsageError
+
 _SHM = Path("/dev/shm")
 _LOCKED_AFTER_S = 5.0
+_MIB = 1 << 20
+#: MPI's own segment of a process, which is reserved without room: writing it later is SIGBUS.
+_MPI_SEGMENT_BYTES = 16 * _MIB
+_OURS_BYTES = 4 * _MIB
+
+
+def check_room(processes: int) -> None:
+    """Refuse to start where shared memory is too small for what the job begins with.
+
+    Raises
+    ------
+    UsageError
+        It has not the room; the message says how much is needed, and how to get it.
+    """
+    found = os.statvfs(_SHM)
+    free, need = found.f_bavail * found.f_frsize, processes * _MPI_SEGMENT_BYTES + _OURS_BYTES
+    if free < need:
+        total = -(-(found.f_blocks * found.f_frsize - free + need) // _MIB)
+        raise UsageError(
+            f"{_SHM} has {free // _MIB} MiB left, {processes} processes need {need // _MIB} MiB: "
+            f"type `mount -o remount,size={total}m {_SHM}`, or start the container with "
+            f"--shm-size={total}m"
+        )
 
 
 def sweep() -> int:

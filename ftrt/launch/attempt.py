@@ -26,6 +26,7 @@ from ftrt.launch.output import Output
 from ftrt.launch.patience import AgentPatience, TailPatience
 from ftrt.launch.screen import PlainScreen, Suspicions
 from ftrt.launch.starting import Children
+from ftrt.launch.stop import Stop
 from ftrt.runtime.config import Config
 
 #: How long mpirun may take to end once all ranks are done and gone.
@@ -34,32 +35,12 @@ GRACE_S = 5.0
 #: How long it may take once the attempt is lost: what ranks have printed still comes through.
 BAD_GRACE_S = 1.0
 
+#: How long the agent may take to close the ledgers of an attempt that is told to stop.
+_CLOSES_WITHIN_S = 2.0
+
 _MPIRUN_ENDS_S = 1.0
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
-
-
-class Stop:
-    """Remembers SIGINT, SIGTERM or SIGHUP, which a terminal sends that is closed, while entered."""
-
-    def __init__(self) -> None:
-        self.signum = 0
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Stop:
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
-                continue  # nohup: whoever started us wants the job to go on
-            with contextlib.suppress(ValueError):  # not the main thread: the caller's business
-                self._before[signum] = signal.signal(signum, self._remember)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-
-    def _remember(self, signum: int, frame: object) -> None:
-        self.signum = signum
 
 
 class Events:
@@ -136,6 +117,8 @@ class Attempt:
 
     def run(self, stop: Stop) -> Verdict:
         """Start, follow and tear down; the verdict of a stopped attempt is 'failed'."""
+        if stop.signum:
+            return _stopped(stop)
         self._directory.mkdir(parents=True, exist_ok=True)
         shared = mpi_directory(self._env["FTRT_JOB"])
         shared.mkdir(mode=0o700, exist_ok=True)
@@ -159,9 +142,10 @@ class Attempt:
             if held is not None:
                 os.close(held)
         if stop.signum:  # who died of it is no news
-            return Verdict("failed", f"stopped by {signal.Signals(stop.signum).name}")
+            return _stopped(stop)
         self._show_events()  # and the output was read to its end
-        return self._final(verdict, process.returncode)
+        signum = self.output.signum
+        return self._final(verdict, 128 + signum if signum else process.returncode)
 
     def _start_agent(self) -> subprocess.Popen[bytes]:
         listener = self._place.listener
@@ -200,6 +184,7 @@ class Attempt:
             self._show_events()
             verdict = self._judge(ended)
             if stop.signum:
+                self._close_ledgers()
                 _signal_group(process, stop.signum)
                 return Verdict("failed", "stopped")
             if verdict.kind == "running" and (reason := self._reason()):
@@ -213,6 +198,17 @@ class Attempt:
             if verdict.kind != "running":
                 return verdict
             time.sleep(_POLL_S)
+
+    def _close_ledgers(self) -> None:
+        """Have the agent end the attempt, so that nothing is committed any more."""
+        agent = self._agent
+        if agent is None or agent.poll() is not None:
+            return
+        agent.terminate()
+        end = time.monotonic() + _CLOSES_WITHIN_S
+        while agent.poll() is None and not self._reason() and time.monotonic() < end:
+            time.sleep(0.01)
+            self._show_events()
 
     def _judge(self, ended: bool) -> Verdict:
         self.records = read_ranks(self._directory, self._ranks)
@@ -348,6 +344,14 @@ class Attempt:
         if self._agent is not None:
             self._wait(self._agent, GRACE_S)
         self.output.join(1.0)
+
+
+def _stopped(stop: Stop) -> Verdict:
+    return Verdict(
+        "failed",
+        f"stopped by {signal.Signals(stop.signum).name}; nothing that was committed is lost, "
+        "`ftrt run --resume` goes on from the ledger",
+    )
 
 
 def _signal_group(process: subprocess.Popen[str], signum: int) -> None:

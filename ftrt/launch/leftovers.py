@@ -30,6 +30,40 @@ def clean(job: str, attempt_dir: Path, deadline_s: float = 5.0) -> int:
     return len(killed)
 
 
+def sweep_mpich(since_s: float) -> int:
+    """Remove shared memory of MPICH that was made since then and that nobody uses; how many.
+
+    A rank takes the name off it once MPI has begun (:class:`ftrt.mpi.World`); what dies before
+    leaves it. The names tell nothing of the job, so that what another process maps or has open is
+    another job's.
+    """
+    made = [path for path in SHM.glob("mpich_shm_*") if _is_mine(path, since_s)]
+    used = _used_files() if made else set[str]()
+    unused = [path for path in made if str(path) not in used]
+    for path in unused:
+        path.unlink(missing_ok=True)
+    return len(unused)
+
+
+def _is_mine(path: Path, since_s: float) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and status.st_ctime >= since_s
+
+
+def _used_files() -> set[str]:
+    """Files in shared memory that a process of this user maps or has open."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # somebody else's, or gone
+            maps = (process / "maps").read_text().splitlines()
+            found.update(line.split()[-1] for line in maps if f" {SHM}/" in line)
+            found.update(os.readlink(link) for link in (process / "fd").iterdir())
+    return found
+
+
 def start_time(pid: int) -> str | None:
     """Return the start time of a live process as /proc shows it; None if dead or a zombie."""
     fields = _stat(pid)

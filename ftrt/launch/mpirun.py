@@ -1,4 +1,4 @@
-"""Finds an mpirun with ULFM and builds its command line and environment."""
+"""Finds an mpirun, tells what MPI it is, and builds its command line and environment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ftrt.errors import UsageError
@@ -42,18 +43,57 @@ def find_mpirun(option: str | None = None) -> str:
     return path
 
 
-def check_ulfm(mpirun: str) -> None:
-    """Refuse an mpirun that is not Open MPI 5 or later with ULFM."""
-    version = _output([mpirun, "--version"])
-    match = re.search(r"\(Open MPI\) (\d+)\.", version)
-    if match is None or int(match[1]) < 5:
-        first = version.strip().splitlines()[0] if version.strip() else "nothing"
-        raise UsageError(f"{mpirun} is not Open MPI 5 or later (it says {first!r}); {_INSTALL}")
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI, as its mpirun tells it.
+
+    Attributes
+    ----------
+    mpirun : str
+        Path of the command.
+    name : str
+        Name and version, for people.
+    hydra : bool
+        Its launcher is Hydra (MPICH), with options of its own; otherwise it is Open MPI's.
+    ulfm : bool
+        A job outlives the death of a process.
+    """
+
+    mpirun: str
+    name: str
+    hydra: bool
+    ulfm: bool
+
+
+def identify(mpirun: str) -> Mpi:
+    """Tell what MPI an mpirun belongs to, and whether a death ends its job.
+
+    ``FTRT_ULFM=0`` in the environment leaves ULFM out where there is one.
+
+    Raises
+    ------
+    UsageError
+        It is neither Open MPI 5 or later nor MPICH.
+    """
+    wanted = os.environ.get("FTRT_ULFM") != "0"
+    said = _output([mpirun, "--version"])
+    if match := re.search(r"\(Open MPI\) ((\d+)\.\S*)", said):
+        if int(match[2]) >= 5:
+            return Mpi(mpirun, f"Open MPI {match[1]}", False, wanted and _built_with_ulfm(mpirun))
+    elif said.startswith("HYDRA build details"):
+        version = re.search(r"Version: +(\S+)", said)
+        return Mpi(mpirun, f"MPICH {version[1] if version else ''}".rstrip(), True, False)
+    first = said.strip().splitlines()[0] if said.strip() else "nothing"
+    raise UsageError(
+        f"{mpirun} is neither Open MPI 5 or later nor MPICH (it says {first!r}); {_INSTALL}"
+    )
+
+
+def _built_with_ulfm(mpirun: str) -> bool:
     info = Path(mpirun).with_name("ompi_info")
     if not info.exists():
-        return  # ULFM is part of every default build of Open MPI 5
-    if "options:ft_mpi_support:no" in _output([str(info), "--parsable"]):
-        raise UsageError(f"{mpirun} is an Open MPI that was built without ULFM; {_INSTALL}")
+        return True  # ULFM is part of every default build of Open MPI 5
+    return "options:ft_mpi_support:no" not in _output([str(info), "--parsable"])
 
 
 def _output(command: list[str]) -> str:
@@ -71,7 +111,7 @@ def _output(command: list[str]) -> str:
 
 
 def command(
-    mpirun: str,
+    mpi: Mpi,
     processes: int,
     program: str,
     args: Sequence[str],
@@ -83,15 +123,26 @@ def command(
     ``shared`` is a directory for MPI's own shared memory: what a killed rank leaves is found there.
     ``where`` are mpirun's options that name the hosts.
     """
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    # han and cuda collectives crash under revoke, and ob1 is the only layer fully adapted to ULFM.
-    options = ["--with-ft", "ulfm", "--mca", "coll", "^han,cuda", "--mca", "pml", "ob1"]
-    options += ["--mca", "btl_sm_backing_directory", shared]
-    options += ["--output", "tag"]  # tells whose line it is; the tags are taken off again
-    placement = [*where, "--oversubscribe", "--bind-to", "none", "-n", str(processes)]
     path = str(Path(program).resolve())
     start = [sys.executable, "-u", path] if program.endswith(".py") else [path]
-    return [mpirun, *options, *as_root, *placement, *start, *args]
+    options = _hydra_options() if mpi.hydra else _open_mpi_options(mpi, shared, where)
+    return [mpi.mpirun, *options, "-n", str(processes), *start, *args]
+
+
+def _hydra_options() -> list[str]:
+    # The same tags as Open MPI's, so that one reader takes them off. It binds nothing, and starts
+    # more processes than there are cores, without being asked.
+    return ["-prepend-pattern", "[mpich,%r]<stdout>: "]
+
+
+def _open_mpi_options(mpi: Mpi, shared: str, where: Sequence[str]) -> list[str]:
+    # han and cuda collectives crash under revoke, and ob1 is the only layer fully adapted to ULFM.
+    options = ["--with-ft", "ulfm"] if mpi.ulfm else []
+    options += ["--mca", "coll", "^han,cuda", "--mca", "pml", "ob1"]
+    options += ["--mca", "btl_sm_backing_directory", shared]
+    options += ["--output", "tag"]  # tells whose line it is; the tags are taken off again
+    options += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [*options, *where, "--oversubscribe", "--bind-to", "none"]
 
 
 def environment(settings: dict[str, str]) -> dict[str, str]:

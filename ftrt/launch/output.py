@@ -17,6 +17,15 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
 )
 
+# What Hydra prints when it ends a job; how it ended is told in a sentence by whoever judges it.
+_BANNER = re.compile(
+    r"=+(?:   (?:BAD TERMINATION|PID|EXIT CODE|CLEANING UP|YOU CAN IGNORE)\b.*)?|\s*|"
+    r"YOUR APPLICATION TERMINATED WITH .*|This typically refers to a problem with .*|"
+    r"Please see the FAQ page for debugging suggestions"
+)
+
+_SIGNALLED = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
+
 #: Stands for mpirun itself, whose lines have no tag.
 MPIRUN = -1
 
@@ -114,10 +123,18 @@ class Output:
     ----------
     on_out, on_err : callable
         Called with each line, without its end, from a reading thread.
+
+    Attributes
+    ----------
+    digest : str or None
+        The last that the program printed.
+    signum : int
+        What Hydra says ended a process: its exit status is the same number as after ``exit(N)``.
     """
 
     def __init__(self, on_out: Callable[[str], None], on_err: Callable[[str], None]) -> None:
         self.digest: str | None = None
+        self.signum = 0
         self.tracebacks = Tracebacks(on_err)
         self._on_out = on_out
         self._threads: list[threading.Thread] = []
@@ -135,7 +152,7 @@ class Output:
             thread.join(timeout_s)
 
     def _read_out(self, pipe: IO[str]) -> None:
-        _each_line(pipe, self._take_out)
+        self._each_line(pipe, self._take_out)
 
     def _take_out(self, process: int, text: str) -> None:
         if match := _DIGEST.fullmatch(text):
@@ -143,14 +160,19 @@ class Output:
         self._on_out(text)
 
     def _read_err(self, pipe: IO[str]) -> None:
-        _each_line(pipe, self.tracebacks.feed)
+        self._each_line(pipe, self.tracebacks.feed)
         self.tracebacks.finish()
 
-
-def _each_line(pipe: IO[str], take: Callable[[int, str], None]) -> None:
-    lines = Lines()
-    for text in pipe:
-        for process, line in lines.feed(text):
+    def _each_line(self, pipe: IO[str], take: Callable[[int, str], None]) -> None:
+        lines = Lines()
+        for text in pipe:
+            for process, line in lines.feed(text):
+                if process != MPIRUN or not self._is_banner(line):
+                    take(process, line)
+        for process, line in lines.rest():
             take(process, line)
-    for process, line in lines.rest():
-        take(process, line)
+
+    def _is_banner(self, line: str) -> bool:
+        if match := _SIGNALLED.match(line):
+            self.signum = int(match[1])
+        return _BANNER.fullmatch(line) is not None

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import LedgerError, UsageError
-from ftrt.host.shm import sweep
+from ftrt.host.shm import check_room, sweep
 from ftrt.host.words import MAX_RANKS, mpi_directory
-from ftrt.launch.attempt import Attempt, Events, Stop
+from ftrt.launch.attempt import Attempt, Events
 from ftrt.launch.directory import held, job_of
 from ftrt.launch.faults import Fault, validate
 from ftrt.launch.gpus import check as check_gpus
 from ftrt.launch.gpus import lines as gpu_lines
 from ftrt.launch.hosts import Place, ask, named, own_first
 from ftrt.launch.judge import Verdict
-from ftrt.launch.mpirun import check_ulfm, command, environment, find_mpirun
+from ftrt.launch.leftovers import sweep_mpich
+from ftrt.launch.mpirun import Mpi, command, environment, find_mpirun, identify
 from ftrt.launch.screen import PlainScreen, make_screen
+from ftrt.launch.slurm import check_slots
+from ftrt.launch.stop import Stop, Stopped
 from ftrt.ledger.reserve import make_reserve
 from ftrt.runtime.config import TIMEOUTS, Config
 
@@ -101,32 +104,55 @@ def run_job(
         The options cannot work; nothing was started.
     LedgerError
         The ledger's directory is unusable; nothing was started.
+    Stopped
+        A signal came before anything was started.
     """
+    with Stop() as stop:
+        return _run_job(options, audit or _audit, screen, stop)
+
+
+def _run_job(
+    options: Options,
+    audit: Callable[[Path], dict[str, Any]],
+    screen: PlainScreen | None,
+    stop: Stop,
+) -> Report:
     _check(options)
     gpus = check_gpus(options.ranks, options.standby) if options.plane == "nccl" else 0
-    mpirun = find_mpirun(options.mpirun)
-    check_ulfm(mpirun)
     names = _names(options)
+    with stop.interrupts():
+        mpi = identify(find_mpirun(options.mpirun))
+    check_slots(options.ranks, options.spares if mpi.ulfm else 0, os.environ)
+    if names and not mpi.ulfm:
+        raise UsageError(
+            f"{mpi.name} is used without ULFM, which is for one host in this version: leave "
+            "--hosts out, or use Open MPI 5 or later"
+        )
     sweep()
+    if os.environ.get("FTRT_SHM") != "0":
+        check_room(options.ranks + options.spares)
     chosen = Path(options.ledger).resolve() if options.ledger else None
     job = job_of(chosen, options)
     directory = chosen or Path(f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
-    hosts = _hosts(names, mpirun, directory)
-    Config.from_environment(_settings(options, job, directory, 1, gpus))
+    with stop.interrupts():
+        hosts = _hosts(names, mpi.mpirun, directory)
+    Config.from_environment(_settings(options, mpi, job, directory, 1, gpus))
+    stop.check()
     with (
         held(directory, job, options, several=bool(hosts)) as first,
         screen or make_screen() as shown,
-        Stop() as stop,
     ):
         ranks, spares = _plural(options.ranks, "rank"), _plural(options.spares, "spare")
         shown.note(f"job {job[:8]}, {ranks}, {spares}")
         shown.note(f"ledger {directory}")
         if hosts:
             shown.note(f"hosts {', '.join(hosts)}")
+        if not mpi.ulfm:
+            shown.note(without_ulfm(options, mpi))
         if options.plane == "nccl":
             for line in gpu_lines(options.ranks, options.spares, gpus, options.standby):
                 shown.note(line)
-        runner = _Job(options, mpirun, job, directory, audit or _audit, shown, gpus, hosts)
+        runner = _Job(options, mpi, job, directory, audit, shown, gpus, hosts)
         report = runner.run(stop, first)
         _write_report(report, options.json_file, shown)
     return report
@@ -147,7 +173,7 @@ class _Job:
     def __init__(
         self,
         options: Options,
-        mpirun: str,
+        mpi: Mpi,
         job: str,
         directory: Path,
         audit: Callable[[Path], dict[str, Any]],
@@ -156,7 +182,7 @@ class _Job:
         hosts: Sequence[str] = (),
     ) -> None:
         self._options = options
-        self._mpirun = mpirun
+        self._mpi = mpi
         self._audit = audit
         self._screen = screen
         self._directory = directory
@@ -167,28 +193,36 @@ class _Job:
         self.report = Report(EXIT_IMPOSSIBLE, job, str(directory))
 
     def run(self, stop: Stop, first: int) -> Report:
-        last = first + self._options.restarts
+        last = first + restarts(self._options, self._mpi)
         for attempt in range(first, last + 1):
             verdict = self._attempt(attempt, stop)
-            if stop.signum:
-                return self._end(128 + stop.signum, verdict)
-            if verdict.kind == "done":
-                return self._end(EXIT_OK, verdict)
-            if verdict.kind == "error":
-                return self._end(EXIT_PROGRAM, verdict)
-            if attempt < last:
-                if full := self._unusable():
-                    verdict = Verdict("failed", f"{verdict.reason}; it cannot go on: {full}")
-                    break
-                self._screen.note(f"attempt {attempt} failed ({verdict.reason}); restarting")
+            if verdict.kind == "failed" and attempt < last and not stop.signum:
+                verdict = self._prepare_next(attempt, verdict, stop)
+                if verdict.kind == "running":
+                    continue
+            break
+        if stop.signum:
+            return self._end(128 + stop.signum, verdict, stop)
+        ends = {"done": EXIT_OK, "error": EXIT_PROGRAM}
+        return self._end(ends.get(verdict.kind, EXIT_IMPOSSIBLE), verdict, stop)
+
+    def _prepare_next(self, attempt: int, verdict: Verdict, stop: Stop) -> Verdict:
+        """See whether another attempt can be made; 'running' if so."""
+        if full := self._unusable():
+            return Verdict("failed", f"{verdict.reason}; it cannot go on: {full}")
+        self._screen.note(f"attempt {attempt} failed ({verdict.reason}); restarting")
+        try:
+            with stop.interrupts():
                 self._leave_out_lost_hosts()
-        return self._end(EXIT_IMPOSSIBLE, verdict)
+        except Stopped as stopped:
+            return Verdict("failed", f"{stopped} between two attempts; go on with --resume")
+        return Verdict("running")
 
     def _leave_out_lost_hosts(self) -> None:
         """Go on with the hosts that still answer."""
         if not self.hosts:
             return
-        answers = ask(self._mpirun, self.hosts, self._directory)
+        answers = ask(self._mpi.mpirun, self.hosts, self._directory)
         self.hosts, lost = answers.found, answers.silent + answers.blind
         self.hosts = [name for name in self.hosts if name not in lost]
         if lost:
@@ -213,13 +247,15 @@ class _Job:
         options = self._options
         make_reserve(self._directory / "run")
         place = Place(list(self.hosts))
-        settings = _settings(options, self.report.job, self._directory, number, self._gpus)
-        processes = options.ranks + options.spares
+        settings = _settings(
+            options, self._mpi, self.report.job, self._directory, number, self._gpus
+        )
+        processes = options.ranks + int(settings["FTRT_SPARES"])
         shared = str(mpi_directory(self.report.job))
         env = environment(settings | place.settings)
         where = place.options(processes, env)
         attempt = Attempt(
-            command(self._mpirun, processes, options.program, options.args, shared, where),
+            command(self._mpi, processes, options.program, options.args, shared, where),
             env,
             self._directory,
             options.ranks,
@@ -227,7 +263,10 @@ class _Job:
             self._screen,
             place,
         )
+        began_s = time.time()
         verdict = attempt.run(stop)
+        if self._mpi.hydra:
+            sweep_mpich(began_s)
         self.report.attempts = number
         self.report.digest = attempt.output.digest or self.report.digest
         self.report.ranks = [record for _, record in sorted(attempt.records.items())]
@@ -235,7 +274,7 @@ class _Job:
             self._screen.err(verdict.traceback.rstrip())
         return verdict
 
-    def _end(self, status: int, verdict: Verdict) -> Report:
+    def _end(self, status: int, verdict: Verdict, stop: Stop) -> Report:
         report = self.report
         report.exit, report.reason = status, verdict.reason
         report.epochs = len(list((self._directory / "epochs").glob("*.json")))
@@ -244,19 +283,47 @@ class _Job:
         if (report.faults or report.recoveries) and status <= EXIT_IMPOSSIBLE:
             self._screen.note(summary_line(report))
         if status == EXIT_OK:
-            report.audit = self._audited()
-            self._screen.note(audit_line(report.audit))
-            if not report.audit.get("ok"):
-                report.exit, report.reason = EXIT_PROGRAM, unclean(report.audit)
+            self._audit_it(stop)
         if report.exit != EXIT_OK:
             self._screen.note(f"exit {report.exit}: {report.reason}")
         return report
+
+    def _audit_it(self, stop: Stop) -> None:
+        report = self.report
+        try:
+            with stop.interrupts():
+                report.audit = self._audited()
+        except Stopped as stopped:
+            report.exit = 128 + stopped.signum
+            report.reason = (
+                f"{stopped} in the audit; the work is done, `ftrt audit {self._directory}` proves "
+                "what took effect"
+            )
+            return
+        self._screen.note(audit_line(report.audit))
+        if not report.audit.get("ok"):
+            report.exit, report.reason = EXIT_PROGRAM, unclean(report.audit)
 
     def _audited(self) -> dict[str, Any]:
         try:
             return self._audit(self._directory)
         except LedgerError as error:
             return {"ok": False, "error": str(error)}
+
+
+def restarts(options: Options, mpi: Mpi) -> int:
+    """How often the job may begin again from the ledger: without ULFM in place of spares, too."""
+    return options.restarts + (0 if mpi.ulfm else options.spares)
+
+
+def without_ulfm(options: Options, mpi: Mpi) -> str:
+    """What a run with an MPI says at its start that cannot outlive the death of a process."""
+    said = f"{mpi.name} is used without ULFM: a death ends the attempt, and all ranks begin again "
+    count = restarts(options, mpi)
+    if not count:
+        return f"{said}from the ledger with --restarts R, or later with --resume"
+    spares = f", one for each spare: none of {options.spares} waits" if options.spares else ""
+    return f"{said}from the ledger, {_plural(count, 'time')} at most{spares}"
 
 
 def _names(options: Options) -> list[str]:
@@ -292,7 +359,7 @@ def _hosts(names: list[str], mpirun: str, directory: Path) -> list[str]:
 
 
 def _settings(
-    options: Options, job: str, directory: Path, attempt: int, gpus: int
+    options: Options, mpi: Mpi, job: str, directory: Path, attempt: int, gpus: int
 ) -> dict[str, str]:
     """What the processes of an attempt find in their environment."""
     settings = {name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)}
@@ -308,7 +375,8 @@ def _settings(
         "FTRT_JOB": job,
         "FTRT_ATTEMPT": str(attempt),
         "FTRT_RANKS": str(options.ranks),
-        "FTRT_SPARES": str(options.spares),
+        "FTRT_SPARES": str(options.spares if mpi.ulfm else 0),  # they could not take over
+        "FTRT_ULFM": str(int(mpi.ulfm)),
         "FTRT_STABLE": options.stable,
         "FTRT_PLANE": options.plane,
         "FTRT_STANDBY": str(options.standby),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ftrt.launch.leftovers import start_time
 
-_RANK = b"OMPI_COMM_WORLD_RANK="
+_RANKS = (b"OMPI_COMM_WORLD_RANK=", b"PMI_RANK=")
 
 
 class Children:
@@ -27,28 +27,39 @@ class Children:
     """
 
     def __init__(self, pid: int, processes: Collection[int]) -> None:
-        self._threads = Path(f"/proc/{pid}/task")
+        self._mpirun = pid
         self._processes = set(processes)
 
     def missing(self) -> list[int]:
         """World ranks that have no living process, none before mpirun has started any."""
-        living = [pid for pid in self._now() if start_time(pid) is not None]
-        ranks = {_world_rank(pid) for pid in living}
-        if not living or None in ranks:  # it is about to start them
+        ranks = self._ranks_below(self._mpirun)
+        if not ranks or None in ranks:  # it is about to start them
             return []
         return sorted(self._processes - ranks)
 
-    def _now(self) -> list[int]:
-        found: list[int] = []
-        with contextlib.suppress(OSError):  # gone, or a kernel without these files
-            for path in self._threads.glob("*/children"):
-                found += map(int, path.read_text().split())
+    def _ranks_below(self, parent: int) -> set[int | None]:
+        """Ranks of the processes under ``parent``; None for one that is not a rank yet."""
+        found: set[int | None] = set()
+        for pid in filter(start_time, _children(parent)):
+            rank = _world_rank(pid)
+            if rank is None and _children(pid):  # a daemon that starts them for mpirun
+                found |= self._ranks_below(pid)
+            else:
+                found.add(rank)
         return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # gone, or a kernel without these files
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+    return found
 
 
 def _world_rank(pid: int) -> int | None:
     with contextlib.suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if entry.startswith(_RANK):
-                return int(entry[len(_RANK) :])
+            if entry.startswith(_RANKS):
+                return int(entry.partition(b"=")[2])
     return None

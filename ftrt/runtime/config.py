@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Config:
         Process of the launcher on this host: once it is gone, the agent ends the attempt.
     lock_fd : int or None
         Descriptor that holds the ledger's lock where no launcher does; handed on to the agent.
+    ulfm : bool
+        A death does not end the attempt: MPI has ULFM.
     hosts : tuple of str
         Where the job runs, the launcher's own first; empty for this host alone.
     host : int
@@ -67,12 +69,13 @@ class Config:
     suspect_timeout_s: float = 0.1
     evict_timeout_s: float = 5.0
     init_timeout_s: float = 120.0
-    call_timeout_s: float = 600.0
+    call_timeout_s: float = 660.0
     transfer_timeout_s: float = 5.0
     sync_interval_s: float = 0.1
     launched: bool = True
     launcher_pid: int | None = None
     lock_fd: int | None = None
+    ulfm: bool = True
     hosts: tuple[str, ...] = ()
     host: int = 0
     head: tuple[str, int] | None = None
@@ -133,6 +136,7 @@ class Config:
                 "shm": _switch("FTRT_SHM", environment.get("FTRT_SHM") or "1"),
                 "launched": environment.get("FTRT_LAUNCHER", "run") == "run",
                 "launcher_pid": _launcher_of(environment),
+                "ulfm": _switch("FTRT_ULFM", environment.get("FTRT_ULFM") or "1"),
                 "lock_fd": _number(environment.get("FTRT_LOCK_FD")),
                 "hosts": tuple(filter(None, environment.get("FTRT_HOSTS", "").split(","))),
                 "host": int(environment.get("FTRT_HOST") or 0),
@@ -154,7 +158,13 @@ class Config:
         if text := environment.get("FTRT_SYNC_INTERVAL_S"):
             values["sync_interval_s"] = _seconds("FTRT_SYNC_INTERVAL_S", text)
         config = cls(**values)
+        if "call_timeout_s" not in values:
+            # Whoever waits for a rank that hangs bears it until that rank is replaced.
+            longest_s = max(config.stall_timeout_s, config.evict_timeout_s)
+            call_s = max(cls.call_timeout_s, longest_s + 60.0)
+            config = dataclasses.replace(config, call_timeout_s=call_s)
         config.validate()
+        config.compare_timeouts(values)
         return config
 
     def validate(self) -> None:
@@ -175,6 +185,31 @@ class Config:
             raise UsageError(
                 f"suspect time-out {self.suspect_timeout_s:g} s must be below "
                 f"the evict time-out {self.evict_timeout_s:g} s"
+            )
+
+    def compare_timeouts(self, given: Collection[str]) -> None:
+        """Refuse time-outs of which one never lets the other come to pass.
+
+        Parameters
+        ----------
+        given : collection of str
+            Names of those that were chosen; what nobody chose is not held against others.
+        """
+        stall, evict, call = self.stall_timeout_s, self.evict_timeout_s, self.call_timeout_s
+        if stall < evict and {"stall_timeout_s", "evict_timeout_s"} <= set(given):
+            raise UsageError(
+                f"stall time-out {stall:g} s must not be below the evict time-out {evict:g} s: a "
+                "process that stands still would count as one that hangs"
+            )
+        if call <= evict:
+            raise UsageError(
+                f"FTRT_CALL_TIMEOUT_S={call:g} must be above the evict time-out {evict:g} s: who "
+                "waits for a rank that stands still would give the attempt up before it is replaced"
+            )
+        if call <= stall and {"stall_timeout_s", "call_timeout_s"} <= set(given):
+            raise UsageError(
+                f"FTRT_CALL_TIMEOUT_S={call:g} must be above the stall time-out {stall:g} s: who "
+                "waits for a rank that hangs would give the attempt up before it is replaced"
             )
 
 

@@ -60,6 +60,11 @@ def check(environment: Mapping[str, str]) -> None:
     """Refuse a start that cannot work, from the environment alone."""
     if mpi.world_rank_of_environment(environment) is None:
         raise UsageError(f"no mpirun started this process: {_START}")
+    if "OMPI_COMM_WORLD_RANK" not in environment:
+        raise UsageError(
+            "what started this process has no ULFM (MPICH's mpirun, or srun), so that a death ends "
+            "its job: type `ftrt run -n N PROGRAM`, which begins again from the ledger then"
+        )
     if not mpi.ulfm_is_on(environment):
         raise UsageError(
             "this mpirun was started without ULFM, so the first death would end the job: "

@@ -284,7 +284,10 @@ class Job:
 
     def leave_at_exit(self) -> None:
         """End with the program's own status, without ``MPI_Finalize``, once Python is through."""
-        if libc.leave_after_python():
+        if not self.config.ulfm:  # whoever leaves without it is taken for dead, and all are ended
+            atexit.register(self._heart.stop)
+            atexit.register(self.world.finalize)
+        elif libc.leave_after_python():
             atexit.register(self._heart.stop)  # its memory goes away with the interpreter
         else:
             atexit.register(mpi.leave, 0)

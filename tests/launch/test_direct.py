@@ -89,3 +89,9 @@ def test_spares_that_are_no_number(spares):
     started = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_mpi_ft_enable": "1"}
     with pytest.raises(UsageError, match=f"FTRT_SPARES={spares}"):
         direct.check({**started, "FTRT_SPARES": spares})
+
+
+@pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK"])
+def test_a_start_without_ulfm_is_told_what_to_type(name):
+    with pytest.raises(UsageError, match=r"no ULFM .*ftrt run -n N PROGRAM"):
+        direct.check({name: "0"})

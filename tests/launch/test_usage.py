@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from ftrt.cli import main
 from ftrt.errors import UsageError
-from ftrt.launch.mpirun import check_ulfm, command, find_mpirun
+from ftrt.launch.mpirun import Mpi, command, find_mpirun, identify
+from ftrt.launch.slurm import check_slots, slots
 
 
 @pytest.fixture
@@ -37,6 +38,7 @@ def program(tmp_path):
         (["-n", "2", "--mpirun", "/no/such"], "--mpirun names '/no/such'"),
         (["-n", "2", "--json", "/no/such/x.json"], "its folder does not exist"),
         (["-n", "2", "--json", "/tmp"], "is a folder; name a file in it"),
+        (["-n", "2", "--stall-timeout-s", "1", "--evict-timeout-s", "2"], "must not be below"),
         (["-n", "2", "--evict-timeout-s", "0.05"], "must be below the evict time-out 0.05 s"),
     ],
 )
@@ -56,6 +58,30 @@ def test_a_wrong_setting_leaves_no_directory(program, tmp_path, monkeypatch, nam
     result = CliRunner().invoke(main, options)
     assert (result.exit_code == 2) and name in result.output
     assert not (tmp_path / "ledger").exists()
+
+
+@pytest.mark.parametrize(
+    ("listed", "have"), [("2(x2),1", 5), ("4", 4), ("1(x2)", 2), ("new(notation)", None)]
+)
+def test_slots_of_an_allocation(listed, have):
+    environment = {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": listed}
+    assert slots(environment) == have
+    assert slots({"SLURM_TASKS_PER_NODE": listed}) is None
+    if have is not None:
+        check_slots(have - 1, 1, environment)
+        with pytest.raises(UsageError, match=rf"has {have} tasks: ask for --ntasks={have + 1}"):
+            check_slots(have - 1, 2, environment)
+        check_slots(have - 1, 2, {**environment, "FTRT_OVERSUBSCRIBE": "1"})
+
+
+def test_more_spares_than_slots_of_the_allocation(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3")
+    ledger = tmp_path / "ledger"
+    options = ["run", "-n", "2", "--spares", "2", "--ledger", str(ledger), program]
+    result = CliRunner().invoke(main, options)
+    assert result.exit_code == 2 and "ask for --ntasks=4" in result.output
+    assert not ledger.exists()
 
 
 def test_a_ledger_without_a_name(program):
@@ -107,18 +133,24 @@ def _tool(path, text):
 
 
 def test_other_mpi_is_refused(tmp_path):
-    for answer in ("HYDRA build details", "mpirun (Open MPI) 4.1.6"):
+    for answer in ("MVAPICH", "mpirun (Open MPI) 4.1.6", ""):
         tool = _tool(tmp_path / "mpirun", f"echo '{answer}'")
-        with pytest.raises(UsageError, match="not Open MPI 5 or later"):
-            check_ulfm(tool)
+        with pytest.raises(UsageError, match="neither Open MPI 5 or later nor MPICH"):
+            identify(tool)
 
 
-def test_open_mpi_without_ulfm_is_refused(tmp_path):
+def test_what_an_mpirun_says_of_itself(tmp_path, monkeypatch):
+    monkeypatch.delenv("FTRT_ULFM", raising=False)
+    hydra = _tool(tmp_path / "hydra", "printf 'HYDRA build details:\\n    Version:      5.0.2\\n'")
+    assert identify(hydra) == Mpi(hydra, "MPICH 5.0.2", hydra=True, ulfm=False)
     tool = _tool(tmp_path / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
-    check_ulfm(tool)
+    assert identify(tool) == Mpi(tool, "Open MPI 5.0.11", hydra=False, ulfm=True)
     _tool(tmp_path / "ompi_info", "echo options:ft_mpi_support:no")
-    with pytest.raises(UsageError, match="without ULFM"):
-        check_ulfm(tool)
+    assert not identify(tool).ulfm
+    _tool(tmp_path / "ompi_info", "echo options:ft_mpi_support:yes")
+    assert identify(tool).ulfm
+    monkeypatch.setenv("FTRT_ULFM", "0")
+    assert not identify(tool).ulfm
 
 
 def test_order_in_which_mpirun_is_found(tmp_path, monkeypatch):
@@ -137,8 +169,18 @@ def test_order_in_which_mpirun_is_found(tmp_path, monkeypatch):
 
 
 def test_command_line():
-    line = command("mpirun", 5, "app.py", ["--x", "1"], "/dev/shm/x")
+    line = command(
+        Mpi("mpirun", "Open MPI 5.0.11", False, True), 5, "app.py", ["--x", "1"], "/dev/shm/x"
+    )
     assert line[:3] == ["mpirun", "--with-ft", "ulfm"]
     assert ("--allow-run-as-root" in line) == (os.geteuid() == 0)
     assert line[line.index("-n") + 1] == "5"
     assert line[-2:] == ["--x", "1"]
+
+
+def test_command_line_without_ulfm():
+    line = command(Mpi("mpirun", "Open MPI 5.0.11", False, False), 2, "app.py", [], "/dev/shm/x")
+    assert "--with-ft" not in line
+    line = command(Mpi("mpiexec", "MPICH 5.0.2", True, False), 2, "app.py", [], "/dev/shm/x")
+    assert line[0] == "mpiexec" and "--mca" not in line and "--oversubscribe" not in line
+    assert line[-5:-3] == ["-n", "2"]
