@@ -23,17 +23,16 @@ from ftrt.agree.events import State
 from ftrt.agree.marks import StreamMarks
 from ftrt.agree.recovery import Recovery
 from ftrt.errors import DeadlineExceeded, FtrtError, LedgerError
-from ftrt.host import evidence
 from ftrt.host.agent import Agent, LauncherGone
 from ftrt.host.board import Status
 from ftrt.host.shm import sweep
 from ftrt.host.words import mpi_directory
-from ftrt.hosts.closings import Closing
+from ftrt.hosts.closings import Closing, HostLedgers
 from ftrt.hosts.council import Council
 from ftrt.hosts.hearing import Hearing
 from ftrt.hosts.mesh import HEAD, Mesh
 from ftrt.hosts.mirror import Mirror
-from ftrt.ledger.record import latest_epoch, read_record, record_path, sync_path
+from ftrt.ledger.record import latest_epoch, read_record, record_path
 from ftrt.runtime.config import Config
 
 _TICK_S = 0.05
@@ -62,6 +61,7 @@ class HostAgent(Agent):
         self.hearing = Hearing(config)
         self._mirror: Mirror | None = None
         self._closing = Closing()
+        self.ledgers_here = HostLedgers(config, self.ledgers)
         self._tick_at_s = 0.0
         self._reason = ""
         self._fenced_off = False
@@ -250,13 +250,9 @@ class HostAgent(Agent):
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def _here(self, record: dict) -> list[int]:
-        of = self.config.host_of
-        return [m["rank"] for m in record["members"] if of(m["process"]) == self.me]
-
     def _take_up(self, record: dict) -> None:
         """Be ready to act in an epoch that exists."""
-        self.ledgers.here = self._here(record)
+        self.ledgers.here = self.ledgers_here.ranks_of(record, self.me)
         self.ledgers.prepare(record["epoch"])
 
     def _do_CloseLedgers(self, effect: fx.CloseLedgers) -> None:
@@ -273,7 +269,8 @@ class HostAgent(Agent):
             return
         self.schedule.in_recovery()
         try:
-            self._close(epoch).write(self.config.run_directory, epoch, self.me)
+            closing = self.ledgers_here.close(self.record, self.core.now)
+            closing.write(self.config.run_directory, epoch, self.me)
         except (OSError, LedgerError) as error:
             self.fail(f"the ledgers of host {self.config.hosts[self.me]} cannot be closed: {error}")
             return
@@ -283,33 +280,6 @@ class HostAgent(Agent):
     def _next(self, counter: int) -> EpochId:
         return EpochId(self.config.job, self.config.attempt, counter + 1)
 
-    def _close(self, epoch: int) -> Closing:
-        seals = self.ledgers.close(epoch, self._here(self.record))
-        before = {str(rank): self.record["states"].get(str(rank), []) for rank in seals}
-        states = self.ledgers.states(epoch, seals, before)
-        now = self.core.now
-        process_of = self.core.membership.process_of
-        gone = [rank for rank in seals if process_of(rank) in now.dead]
-        self.ledgers.leave(epoch + 1, gone)  # whoever goes on with them may be elsewhere
-        for rank in seals:
-            if self.config.durable or rank in gone:
-                self._write_out(seals[rank], states.get(str(rank), []), rank)
-        return Closing(
-            [entry for of_rank in seals.values() for entry in of_rank],
-            evidence.stream_marks(self.config.ledger, seals),
-            states,
-            [process_of(rank) for rank in seals if rank in now.finished],
-            sorted(now.dead.intersection(self.config.own)),
-        )
-
-    def _write_out(self, seals: list[dict], states: list[dict], rank: int) -> None:
-        """Have other hosts see what a rank left: it may go on there."""
-        names = {entry["file"] for entry in (*seals, *states)}
-        kept = self.config.ledger.glob(f"*-r{rank:04d}-e*.bin")
-        for path in [*kept, *(self.config.ledger / name for name in sorted(names))]:
-            with contextlib.suppress(FileNotFoundError):  # a spool's page that was freed just now
-                sync_path(path)
-
     def _decide(self, wanted: AgreedRecord) -> bool:
         """Everybody who lives has closed: put it together and let the core decide."""
         core = self.core
@@ -318,7 +288,7 @@ class HostAgent(Agent):
         if self.me != HEAD and not self.hearing.hears(HEAD):
             return False
         try:
-            gathered = self._gather(core.epoch.counter, wanted.members)
+            gathered = self.ledgers_here.gather(self.record, wanted.members)
         except (OSError, LedgerError) as error:
             self.fail(str(error))
             return True
@@ -334,34 +304,6 @@ class HostAgent(Agent):
         if not self.over:
             self.handle(ev.LedgersClosed(core.epoch, gathered.marks, tuple(left_out)))
         return True
-
-    def _gather(self, epoch: int, inside: Sequence[int]) -> Closing | None:
-        """What all hosts have of an epoch; None if what a living one has written is not seen yet.
-
-        Of a host that did not come what it had written before counts, else its durable marks.
-        """
-        gathered = Closing()
-        for host in self.record["hosts"]:
-            found = Closing.read(self.config.run_directory, epoch, host)
-            if found is not None:
-                gathered.add(found)
-            elif host in inside:
-                return None
-            else:
-                gathered.add(self._close_for(epoch, host))
-        return gathered
-
-    def _close_for(self, epoch: int, host: int) -> Closing:
-        of = self.config.host_of
-        ranks = [m["rank"] for m in self.record["members"] if of(m["process"]) == host]
-        seals = self.ledgers.close(epoch, ranks)
-        self.ledgers.leave(epoch + 1, ranks)
-        before = {str(rank): self.record["states"].get(str(rank), []) for rank in ranks}
-        return Closing(
-            [entry for of_rank in seals.values() for entry in of_rank],
-            evidence.stream_marks(self.config.ledger, seals),
-            self.ledgers.states(epoch, seals, before),
-        )
 
     def _write_record(self, epoch, parent, members, spares, marks, promotions, dead=()) -> bool:
         of = self.config.host_of
