@@ -52,6 +52,19 @@ def main() -> None:
     help="Processes that wait to replace a dead rank.",
 )
 @click.option(
+    "--min-ranks",
+    type=int,
+    default=0,
+    help="Go on with so few processes once no spare is left, if the program takes over the streams "
+    "of dead ranks; by default as many as ranks.",
+)
+@click.option(
+    "--heirs",
+    metavar="FILE:NAME",
+    help="Policy for --min-ranks: a function (lost, living, streams) that names an heir for each "
+    "lost rank.",
+)
+@click.option(
     "--restarts",
     type=int,
     default=0,

@@ -18,9 +18,11 @@ import time
 import traceback
 from collections import deque
 
+from ftrt import atomics
 from ftrt.agree import effects as fx
 from ftrt.agree import events as ev
 from ftrt.agree.epoch import EpochId, Membership
+from ftrt.agree.heirs import Heirs, candidates
 from ftrt.agree.marks import StreamMarks
 from ftrt.agree.recovery import Recovery
 from ftrt.errors import FtrtError, LedgerError
@@ -29,9 +31,10 @@ from ftrt.host.board import Board, Field, Phase, Status, Word, job_directory
 from ftrt.host.farewell import Farewell
 from ftrt.host.health import Health
 from ftrt.host.inject import Schedule
+from ftrt.host.policy import Policy
 from ftrt.host.shm import hold
 from ftrt.host.watch import Watch
-from ftrt.host.words import mpi_directory
+from ftrt.host.words import Heir, mpi_directory
 from ftrt.ledger.leftovers import remove_leftovers
 from ftrt.ledger.record import create_record, latest_epoch, read_record
 from ftrt.runtime.config import Config, environment_config
@@ -79,6 +82,8 @@ class Agent:
         self._grace_s = _GRACE_S
         self._launcher: int | None = None
         self._told = 0
+        self._inherited: tuple[tuple[int, int], ...] = ()
+        self._policy: Policy | None = None
 
     # -- start -------------------------------------------------------------------------------
 
@@ -86,6 +91,8 @@ class Agent:
         """Make the board, wait for all processes, enter the first epoch of this attempt."""
         config = self.config
         self._launcher = self._open_launcher()
+        if config.least and config.heirs:
+            self._policy = Policy(config.heirs)  # before it is needed: it may import much
         last = latest_epoch(config.ledger)
         self._clear_the_way(last or 0)
         self.board = Board.create(
@@ -95,7 +102,7 @@ class Agent:
             pids.write(f"{os.getpid()} {libc.process_start_ticks(os.getpid())}\n")
         self._await_registration()
         self.watch = Watch(self.board, config.own)
-        self.health = Health(config, self.board, self.watch, self.events)
+        self.health = Health(config, self.board, self.watch, self.events, self._ranks_of)
         self.schedule = Schedule(config, self)
         self._times = {"detect": time.perf_counter()}
         self._enter(last, Membership.initial(config.ranks, config.spares, places_of(config)))
@@ -151,7 +158,7 @@ class Agent:
         epoch = EpochId(self.config.job, self.config.attempt, 1)
         self.core = Recovery(EpochId(self.config.job, self.config.attempt, 0), members)
         self._write_record(epoch, 0, members.members, members.spares, {}, members.members)
-        self.core = Recovery(epoch, members)
+        self.core = Recovery(epoch, members, least=self.config.least)
         self._tell_spares()
         self._publish(epoch)
         for rank, process in members.members:
@@ -166,7 +173,7 @@ class Agent:
         )
         marks = [StreamMarks.from_json(entry) for entry in record["marks"]]
         epoch = EpochId(self.config.job, record["attempt"], record["epoch"])
-        self.core = Recovery(epoch, old, {m.key: m for m in marks})
+        self.core = Recovery(epoch, old, {m.key: m for m in marks}, least=self.config.least)
         self._detected = {"reason": "restart from the ledger"}
         self.handle(ev.Restarted(self.config.attempt, members))
         self._enter_status(Status.RUNNING)
@@ -232,6 +239,9 @@ class Agent:
         self.watch.stand_back(process)
         self.events.write_later("died", **self._detected, epoch=self.core.epoch.counter)
         self.handle(ev.ProcessDied(process, by))
+
+    def _ranks_of(self, process: int) -> tuple[int, ...]:
+        return self.core.membership.ranks_of(process)
 
     def _rank_of(self, process: int) -> int | None:
         """The rank of a process's own, not one that it inherited; None for a spare."""
@@ -334,10 +344,38 @@ class Agent:
         self._seals = self.ledgers.close(epoch, effect.ranks)
         marks = evidence.stream_marks(self.config.ledger, self._seals)
         self._times["close"] = time.perf_counter()
-        self.handle(ev.LedgersClosed(effect.epoch, marks))
+        self.handle(ev.LedgersClosed(effect.epoch, marks, heirs=self._heirs(marks)))
+
+    def _heirs(self, marks: dict) -> Heirs:
+        """Who could take over what no spare does; none of them leaves before it is decided."""
+        lost = self.core.orphans()
+        if not lost:
+            return Heirs()
+        now = self.core.now
+        willing = frozenset(p for _, p in now.acting.members if self._hold(p))
+        if self._policy is None:
+            return Heirs(willing)
+        able = candidates(now.acting, now.dead, now.finished, willing)
+        living = sorted(rank for process in able for rank in now.acting.ranks_of(process))
+        chosen, refused = self._policy.ask(lost, living, sorted(now.marks | marks))
+        return Heirs(willing, chosen, refused)
+
+    def _hold(self, process: int) -> bool:
+        """Keep a process that is willing from leaving."""
+        word = self.board.index(process, Field.HEIR)
+        held, willing = Heir.HELD.value, Heir.WILLING.value
+        was = int(atomics.swap_if(self.board.words, word, willing, held))
+        return was in (held, willing) and process not in self.core.now.dead
+
+    def _let_go(self) -> None:
+        """Those that were held know the epoch now."""
+        for process in self._everybody:
+            word = self.board.index(process, Field.HEIR)
+            atomics.swap_if(self.board.words, word, Heir.HELD.value, Heir.WILLING.value)
 
     def _do_CreateRecord(self, effect: fx.CreateRecord) -> None:
-        replaced = {rank for rank, _ in effect.promotions}
+        self._inherited = effect.inherited
+        replaced = {rank for rank, _ in (*effect.promotions, *effect.inherited)}
         for key, upto in self.rings.fence(replaced).items():
             self._delivered[key] = upto
         try:
@@ -371,7 +409,9 @@ class Agent:
     def _write_record(self, epoch, parent, members, spares, marks, promotions, dead=()) -> bool:
         self.ledgers.prepare(epoch.counter)
         since = {m["rank"]: m["since"] for m in self.record.get("members", [])}
-        since.update({rank: epoch.counter for rank, _ in promotions})
+        new, self._inherited = self._inherited, ()
+        since.update({rank: epoch.counter for rank, _ in (*promotions, *new)})
+        before = [tuple(pair) for pair in self.record.get("inherited", ())]
         record = {
             "format": 1,
             "job": epoch.job,
@@ -388,6 +428,7 @@ class Agent:
                 for rank, process in members
             ],
             "spares": list(spares),
+            "inherited": [list(p) for p in members if p in new or p in before],
             "dead": list(dead),
             "seals": self._sealed(),
             "marks": [self._mark_entry(entry) for entry in marks.values()],
@@ -420,6 +461,7 @@ class Agent:
 
     def _publish(self, epoch: EpochId) -> None:
         self.board.set_header(Word.EPOCH, epoch.counter)  # before anybody is told its rank
+        self._let_go()
         self._times["publish"] = time.perf_counter()
         self._unsettled, self._settle_at = epoch, 0.0
 
@@ -437,6 +479,20 @@ class Agent:
         self.events.write_later(
             "promoted", rank=effect.rank, process=effect.process, epoch=effect.epoch.counter
         )
+
+    def _do_Inherit(self, effect: fx.Inherit) -> None:
+        left = len({process for _, process in self.core.membership.members})
+        heir = self._rank_of(effect.process)
+        self.events.write_later(
+            "shrunk",
+            rank=effect.rank,
+            heir=heir,
+            process=effect.process,
+            epoch=effect.epoch.counter,
+            left=left,
+            reason=f"rank {heir} takes over its streams, {left} of {self.config.ranks} are left",
+        )
+        self.board.ring_bell(effect.process)
 
     def _promote(self, process: int, rank: int) -> None:
         self.board.put(process, Field.RANK_PLUS_1, rank + 1)
@@ -479,6 +535,8 @@ class Agent:
 
     def close(self) -> None:
         """See everybody off, by force after a grace; leave no shared memory behind."""
+        if self._policy is not None:
+            self._policy.close()
         if hasattr(self, "schedule"):
             self.schedule.resume_all()
         if hasattr(self, "watch"):

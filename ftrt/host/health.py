@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 
 from ftrt.host.board import Board, Field, Phase
 from ftrt.host.watch import Watch
@@ -21,7 +22,15 @@ class Health:
     phase that it declared (:meth:`ftrt.Runtime.phase`) the limit is that phase's.
     """
 
-    def __init__(self, config: Config, board: Board, watch: Watch, events: EventLog):
+    def __init__(
+        self,
+        config: Config,
+        board: Board,
+        watch: Watch,
+        events: EventLog,
+        ranks_of: Callable[[int], Iterable[int]],
+    ):
+        self._ranks_of = ranks_of
         self._config, self._board, self._watch, self._events = config, board, watch, events
         now = time.monotonic()
         self._beats = [(0, now)] * board.processes
@@ -79,7 +88,7 @@ class Health:
         rank = self._board.get(process, Field.RANK_PLUS_1) - 1
         moving = rank >= 0 and self._board.get(process, Field.PHASE) in _MOVING
         mark = self._board.get(process, Field.PROGRESS) + (
-            self._board.messages(rank) if rank >= 0 else 0
+            sum(map(self._board.messages, self._ranks_of(process))) if rank >= 0 else 0
         )
         if mark != self._progress[process][0] or not moving:
             self._progress[process] = (mark, now)

@@ -63,6 +63,8 @@ class Options:
     stall_timeout_s: float | None = None
     evict_timeout_s: float | None = None
     hosts: str | None = None
+    min_ranks: int = 0
+    heirs: str | None = None
 
 
 @dataclass
@@ -80,6 +82,9 @@ class Report:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     digest: str | None = None
     reason: str = ""
+    outcome: str = "failed"
+    shrunk: list[dict[str, Any]] = field(default_factory=list)
+    depleted: list[dict[str, Any]] = field(default_factory=list)
 
 
 def run_job(
@@ -280,6 +285,10 @@ class _Job:
         report.epochs = len(list((self._directory / "epochs").glob("*.json")))
         report.faults = [event for event in self._events.seen if event.get("event") == "fault"]
         report.recoveries = [e for e in self._events.seen if e.get("event") == "recovery"]
+        report.shrunk = [event for event in self._events.seen if event.get("event") == "shrunk"]
+        report.depleted = [e for e in self._events.seen if e.get("event") == "depleted"]
+        if status == EXIT_OK:
+            report.outcome = outcome_of(report)
         if (report.faults or report.recoveries) and status <= EXIT_IMPOSSIBLE:
             self._screen.note(summary_line(report))
         if status == EXIT_OK:
@@ -377,6 +386,8 @@ def _settings(
         "FTRT_RANKS": str(options.ranks),
         "FTRT_SPARES": str(options.spares if mpi.ulfm else 0),  # they could not take over
         "FTRT_ULFM": str(int(mpi.ulfm)),
+        "FTRT_MIN_RANKS": str(options.min_ranks or "") if mpi.ulfm else "",
+        "FTRT_HEIRS": _policy(options.heirs) if mpi.ulfm else "",
         "FTRT_STABLE": options.stable,
         "FTRT_PLANE": options.plane,
         "FTRT_STANDBY": str(options.standby),
@@ -385,6 +396,28 @@ def _settings(
         "FTRT_FAULTS": json.dumps([asdict(fault) for fault in options.faults]),
         "FTRT_SEED": str(options.seed),
     }
+
+
+def _policy(spec: str | None) -> str:
+    """Name the policy for heirs such that it is found from any folder."""
+    if not spec:
+        return ""
+    from ftrt.host.policy import parse
+
+    path, name = parse(spec)
+    return f"{path}:{name}"
+
+
+def outcome_of(report: Report) -> str:
+    """Return how a job that was done came through: undisturbed, continued, shrunk or restarted.
+
+    It is shrunk if it ended with fewer processes than ranks.
+    """
+    if any(event.get("attempt") == report.attempts for event in report.shrunk):
+        return "shrunk"
+    if any(e.get("reason") == "restart from the ledger" for e in report.recoveries):
+        return "restarted"
+    return "continued" if report.recoveries else "undisturbed"
 
 
 def audit_line(audit: dict[str, Any]) -> str:
@@ -426,6 +459,8 @@ def summary_line(report: Report) -> str:
     worst = f" (the longest {max(spans_ms):.1f} ms)" if spans_ms else ""
     counts = [_plural(len(report.faults), "fault"), _plural(len(spans_ms), "recovery") + worst]
     counts += [_plural(report.epochs, "epoch"), _plural(report.attempts, "attempt")]
+    if report.outcome == "shrunk":
+        counts.append(f"shrunk: {report.shrunk[-1]['reason'].partition(', ')[2]}")
     return ", ".join(counts)
 
 
@@ -443,6 +478,8 @@ def _check(options: Options) -> None:
         raise UsageError("-n must be at least 1; for example -n 4")
     if options.spares < 0 or options.restarts < 0:
         raise UsageError("--spares and --restarts cannot be negative")
+    if options.min_ranks < 0:
+        raise UsageError("--min-ranks must be at least 1; for example --min-ranks 2")
     if options.ranks + options.spares > MAX_RANKS:
         raise UsageError(
             f"-n {options.ranks} and --spares {options.spares} are more than the {MAX_RANKS} "

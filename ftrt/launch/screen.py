@@ -36,6 +36,7 @@ _WORDS = {
     "healed": "healed",
     "aborted": "aborted",
     "depleted": "spares",
+    "shrunk": "shrunk",
 }
 
 

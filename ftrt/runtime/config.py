@@ -32,6 +32,10 @@ class Config:
         Connected communicators kept ready for each process that may become a peer; 0 for none.
     gpus : int
         GPUs that the ranks share out among themselves (plane nccl).
+    min_ranks : int
+        The fewest processes with which the job goes on once no spare is left; 0: as many as ranks.
+    heirs : str
+        ``FILE:NAME`` of the policy that chooses heirs; see :mod:`ftrt.host.policy`.
     launched : bool
         ``ftrt run`` started the job and tells how it ends; otherwise the ranks do so themselves.
     launcher_pid : int or None
@@ -72,6 +76,8 @@ class Config:
     call_timeout_s: float = 660.0
     transfer_timeout_s: float = 5.0
     sync_interval_s: float = 0.1
+    min_ranks: int = 0
+    heirs: str = ""
     launched: bool = True
     launcher_pid: int | None = None
     lock_fd: int | None = None
@@ -81,6 +87,11 @@ class Config:
     head: tuple[str, int] | None = None
     head_fd: int | None = None
     token: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def least(self) -> int:
+        """The fewest processes if the job may shrink, else 0."""
+        return self.min_ranks if 0 < self.min_ranks < self.ranks else 0
 
     @property
     def several(self) -> bool:
@@ -134,6 +145,8 @@ class Config:
                 "standby": int(environment.get("FTRT_STANDBY") or 1),
                 "gpus": int(environment.get("FTRT_GPUS") or 0),
                 "shm": _switch("FTRT_SHM", environment.get("FTRT_SHM") or "1"),
+                "min_ranks": int(environment.get("FTRT_MIN_RANKS") or 0),
+                "heirs": environment.get("FTRT_HEIRS", ""),
                 "launched": environment.get("FTRT_LAUNCHER", "run") == "run",
                 "launcher_pid": _launcher_of(environment),
                 "ulfm": _switch("FTRT_ULFM", environment.get("FTRT_ULFM") or "1"),
@@ -179,6 +192,16 @@ class Config:
             raise UsageError("--plane nccl is for one host in this version: leave --hosts out")
         if self.plane == "nccl":
             check_gpus(self.ranks, self.gpus)
+        if not 0 <= self.min_ranks <= self.ranks:
+            raise UsageError(
+                f"--min-ranks {self.min_ranks}: use 1 to {self.ranks}, the number of ranks (-n)"
+            )
+        if self.least and self.several:
+            raise UsageError("--min-ranks is for one host in this version: leave --hosts out")
+        if self.least and self.plane == "nccl":
+            raise UsageError("--min-ranks is for --plane host in this version")
+        if self.heirs and not self.least:
+            raise UsageError("--heirs chooses who takes over ranks: it needs --min-ranks below -n")
         if not 0 <= self.standby <= 8:
             raise UsageError(f"standby={self.standby}: 0 to 8 communicators for each peer")
         if self.suspect_timeout_s >= self.evict_timeout_s:

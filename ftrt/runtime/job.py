@@ -62,6 +62,7 @@ class Job:
         )
         self.survivors = Survivors(self.world, self.board)
         self.processes: dict[int, int] = {}
+        self.inherited: dict[int, int] = {}
         self.plane = self._make_plane()
         self.arrays: Any = HostArrays if config.plane == "host" else self.plane.device
         self._spins = _SPINS if config.plane == "host" else _SPINS_NCCL
@@ -165,8 +166,14 @@ class Job:
             )
         self.record, self.epoch = record, epoch
         self.processes = {m["rank"]: m["process"] for m in record["members"]}
+        self.inherited = dict(record.get("inherited", []))
         self.board.put(self.process, Field.SINCE_EPOCH, epoch)
         self.board.put(self.process, Field.PHASE, Phase.RUNNING)
+
+    @property
+    def own_ranks(self) -> list[int]:
+        """The ranks that have a process of their own, sorted."""
+        return sorted(self.processes.keys() - self.inherited.keys())
 
     @property
     def moved_on(self) -> bool:

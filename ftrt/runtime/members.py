@@ -69,12 +69,10 @@ class MemberComm:
     Parameters
     ----------
     job : ftrt.runtime.job.Job
-    size : int
-        Number of ranks.
     """
 
-    def __init__(self, job: Any, size: int):
-        self._job, self._size = job, size
+    def __init__(self, job: Any):
+        self._job = job
         self._made: tuple[int, Any] | None = None
 
     def get(self) -> Any:
@@ -89,7 +87,7 @@ class MemberComm:
         """
         job = self._job
         if self._made is None or self._made[0] != job.epoch:
-            order = [job.processes[rank] for rank in range(self._size)]
+            order = [job.processes[rank] for rank in sorted(job.own_ranks)]
             comm = self._make(job.epoch, order)
             self._made = job.epoch, comm
             self._in_thread(functools.partial(self._guard, job.epoch, comm))

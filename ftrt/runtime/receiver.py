@@ -97,6 +97,11 @@ class Message:
         return self._receiver.stream
 
     @property
+    def seat(self):
+        """The rank whose message it is: this one, or one that it inherited."""
+        return self._receiver._runtime
+
+    @property
     def token(self) -> tuple[str, str, int, int]:
         """``(job, stream, source, seq)``, for effects that the ledger does not cover."""
         receiver = self._receiver
@@ -145,6 +150,11 @@ class Receiver:
         """Lowest number that is not consumed yet."""
         return self._marks.hwm + 1
 
+    @property
+    def seat(self):
+        """The rank, as this process acts for it, that receives here."""
+        return self._runtime
+
     # -- receiving -----------------------------------------------------------------------------
 
     def __iter__(self) -> Receiver:
@@ -172,6 +182,19 @@ class Receiver:
             if batch is None or not batch.records:
                 return batch
             self._rows = self._split(batch)
+
+    def look(self) -> Message | Receiver | None:
+        """The next message if there is one, the receiver itself after the last, else None."""
+        if self._rows is not None:
+            message = next(self._rows, None)
+            if message is not None:
+                return message
+            self._rows = None
+        found = self._poll()
+        if not isinstance(found, Message) or not found.records:
+            return found
+        self._rows = self._split(found)
+        return next(self._rows)
 
     def receive_batch(self, timeout_s: float | None = None) -> Message | None:
         """The next frame: one message, or many small ones as the rows of one array."""

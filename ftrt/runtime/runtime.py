@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import enum
 import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ftrt import mpi
-from ftrt.agree.marks import Marks
 from ftrt.errors import (
     DeadlineExceeded,
     Fenced,
@@ -26,23 +24,19 @@ from ftrt.errors import (
 )
 from ftrt.host import libc
 from ftrt.host.board import Field, Phase, Word
-from ftrt.ledger import state as ledger_state
-from ftrt.ledger.log import Ledger, LedgerClosed
+from ftrt.ledger.log import LedgerClosed
 from ftrt.ledger.pool import LedgerPool
-from ftrt.ledger.seal import consumed_so_far, durably_consumed
-from ftrt.ledger.spool import Spool
-from ftrt.ledger.sync import Syncer
-from ftrt.runtime import arguments, direct, ending, forked
+from ftrt.runtime import direct, ending
 from ftrt.runtime.config import Config, environment_config
-from ftrt.runtime.digests import Digests
 from ftrt.runtime.events import EventLog
 from ftrt.runtime.faults import Injector
+from ftrt.runtime.inherit import Inbox, Inheritance, Sources
 from ftrt.runtime.job import Job, JobEnded
 from ftrt.runtime.members import MemberComm
 from ftrt.runtime.receiver import Receiver
 from ftrt.runtime.rehearse import Rehearsal
-from ftrt.runtime.sender import SLOT_BYTES, SLOTS, Sender
-from ftrt.transport.factory import Link
+from ftrt.runtime.seat import Seat
+from ftrt.runtime.sender import Sender
 
 _NEXT_EPOCH_S = 60.0
 #: Failures that another attempt may not have, unlike one of the program itself.
@@ -58,16 +52,7 @@ class Role(enum.Enum):
     SPARE = "spare"
 
 
-@dataclasses.dataclass(frozen=True)
-class StreamState:
-    """What the record of an epoch says of one stream at one receiver."""
-
-    marks: Marks
-    delivered: int
-    next_seq: int
-
-
-class Runtime:
+class Runtime(Seat):
     """One rank of a job. Made by :func:`init`, used as a context manager.
 
     Attributes
@@ -81,28 +66,22 @@ class Runtime:
     """
 
     def __init__(self, config: Config):
-        self.config = config
+        self.config: Config = config
         self.job = Job(config)
         self.events = EventLog(config.ledger / "run", config.attempt)
         self._enlist()
         self._await_assignment()
-        self.rank, self.size = self.job.rank, config.ranks
+        self._sit(self, self.job.rank)
         self._senders: list[Sender] = []
-        self._ends: set[tuple[str, str, str]] = set()
         self._receivers: list[Receiver] = []
         self._fail_over_at_s = 0.0
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
         self._depleted_hooks: list[Callable[[Runtime], None]] = []
-        self._members = MemberComm(self.job, self.size)
+        self._members = MemberComm(self.job)
         self._pool = LedgerPool(config.ledger)
-        self._syncer: Syncer | None = None
-        if config.durable:
-            self._syncer = Syncer(config.ledger, self.rank, config.sync_interval_s)
+        self.heirs = Inheritance(self)
         while not self._enter_epoch():
             self._await_epoch_after(self.epoch)
-        self.since_epoch = next(
-            m["since"] for m in self.job.record["members"] if m["rank"] == self.rank
-        )
         first = config.attempt == 1 and self.since_epoch == 1
         self.role = Role.INITIAL if first else Role.RECOVERED
         self._injector = Injector(self.job, self.rank, self.note, self._can_inflict)
@@ -137,50 +116,19 @@ class Runtime:
         """Go on in our ledger of the epoch we are in; False if that epoch has ended already."""
         try:
             self._open_ledger()
+            self.heirs.enter_epoch()
             ends: list[Sender | Receiver] = [*self._senders, *self._receivers]
             for end in ends:
-                end.rebind(self.ledger)
+                end.rebind(end.seat.ledger)
         except LedgerClosed:
             return False
         return True
 
-    def stream_log(self, kind: int, stream: str, source: int, dest: int):
-        """Log of a stream's end in the epoch in force."""
-        while True:
-            try:
-                return self.ledger.stream(kind, stream, source, dest)
-            except LedgerClosed:
-                self.advance()
-
-    def _open_ledger(self) -> None:
-        config, before = self.config, getattr(self, "ledger", None)
-        self.ledger = Ledger.open(
-            self._pool,
-            job=config.job,
-            attempt=config.attempt,
-            epoch=self.job.epoch,
-            rank=self.rank,
-            incarnation=self.job.process + 1,
-        )
-        self._store = ledger_state.StateStore(
-            config.ledger,
-            self.job.epoch,
-            self.rank,
-            published=self.ledger.published,
-        )
-        if self._syncer is not None:
-            self._syncer.watch(self.ledger, self._store)
-        if before is not None:
-            before.leave()
-
-    @property
-    def epoch(self) -> int:
-        """Counter of the epoch this rank is in."""
-        return self.job.epoch
-
     @property
     def comm(self):
         """mpi4py communicator of the members in logical order; collective at first use.
+
+        A process that inherited ranks is in it once, at the place of its own rank.
 
         When its epoch ends it is revoked: every call on it returns or raises an MPI exception at
         all members. Ask for ``rt.comm`` again then; it is that of the next epoch, and what was
@@ -196,107 +144,6 @@ class Runtime:
         if self.job.moved_on:
             self.advance()
         return self._members.get()
-
-    # -- streams -----------------------------------------------------------------------------
-
-    def sender(
-        self,
-        stream: str,
-        to: int | Iterable[int],
-        *,
-        replay: Callable[[int], np.ndarray] | None = None,
-        spool: bool = False,
-        volatile: bool = False,
-        slot_bytes: int = SLOT_BYTES,
-        window: int = SLOTS,
-        retention_bytes: int | None = None,
-    ) -> Sender:
-        """Open the sending end of ``(stream, this rank)``.
-
-        Parameters
-        ----------
-        stream : str
-            Name, at most 64 bytes.
-        to : int or iterable of int
-            Receiving rank or ranks.
-        replay : callable, optional
-            ``replay(seq)`` makes message ``seq`` again, the same to the bit. With several
-            receivers a message that differs from the one that left first is not sent:
-            :class:`ftrt.errors.ReplayMismatch` is raised by the call that would have sent it.
-        spool : bool
-            Keep the payloads on the ledger's storage until they are consumed everywhere.
-        volatile : bool
-            Accept that what only this process had is lost when it dies.
-        slot_bytes : int
-            Payload bytes of a slot; a larger message is split over several.
-        window : int
-            Number of slots, at least 2. They are the credit of the sender: what may be under way
-            at a time, freed when the receiver consumes.
-        retention_bytes : int, optional
-            The most that spool or copies take, freed when what every receiver consumed is stable
-            at the class of the job; a send that finds no room waits for it. By default 256 MiB,
-            or four windows if that is more. At least a window: a receiver may need one whole
-            before it consumes any of it.
-        """
-        arguments.stream_name(stream)
-        arguments.again(stream, replay, spool, volatile)
-        window, slot_bytes = arguments.sizes(stream, window, slot_bytes)
-        dests = arguments.destinations(stream, to, self.rank, self.size)
-        for dest in dests:
-            self._open_once("sender", stream, f"to rank {dest}")
-        made = Sender(
-            self,
-            stream,
-            dests,
-            replay=replay,
-            spool=spool,
-            volatile=volatile,
-            slot_bytes=slot_bytes,
-            window=window,
-            retention_bytes=retention_bytes,
-        )
-        self._senders.append(made)
-        self._bind(made)
-        made.resend_missing()
-        return made
-
-    def receiver(self, stream: str, source: int) -> Receiver:
-        """Open the receiving end of ``(stream, source)`` at this rank."""
-        arguments.stream_name(stream)
-        source = arguments.source_rank(stream, source, self.rank, self.size)
-        self._open_once("receiver", stream, f"from rank {source}")
-        if self._syncer is not None:
-            self._syncer.add_source(stream, source)
-        made = Receiver(self, stream, source)
-        self._receivers.append(made)
-        self._bind(made)
-        return made
-
-    def _open_once(self, end: str, stream: str, other: str) -> None:
-        """A second end would begin at numbers that the first has moved beyond."""
-        if self._is_child:
-            forked.refuse(f"rank {self.rank}")
-        if (end, stream, other) in self._ends:
-            raise UsageError(
-                f"rank {self.rank}: the {end} of stream {stream!r} {other} was opened already: "
-                "keep it and use it again, for a loop too"
-            )
-        self._ends.add((end, stream, other))
-
-    def _bind(self, end: Sender | Receiver) -> None:
-        """Bring an end that was made across a change of epoch into the epoch in force."""
-        while True:
-            try:
-                end.rebind(self.ledger)
-                return
-            except LedgerClosed:
-                self.advance()
-
-    def restore(self) -> dict[str, Any] | None:
-        """All effect keys of this rank that were committed, None if there are none yet."""
-        entries = self.job.record.get("states", {}).get(str(self.rank), [])
-        before = ledger_state.restore(self.config.ledger, entries) if entries else {}
-        return {**before, **self._store.values()} or None
 
     @contextlib.contextmanager
     def phase(self, name: str, limit_s: float) -> Iterator[None]:
@@ -343,6 +190,30 @@ class Runtime:
             for hook in hooks:
                 hook(self)
 
+    def seats(self) -> Iterator[Seat]:
+        """This rank, then each rank that it inherits, until nobody has work left.
+
+        For programs whose ranks do one thing after the other, such as senders. Whoever asks for
+        seats takes over ranks that die when no spare is left, if ``--min-ranks`` allows it.
+        """
+        return self.heirs.seats()
+
+    def inbox(self, stream: str, sources: Sources) -> Inbox:
+        """All messages of a stream that this rank and those that it inherits consume.
+
+        Iterate over it: messages come in the order of each source, whichever of them has one;
+        ``message.seat`` says whose they are. It ends once nobody has work left, so that an heir is
+        there for as long as one may be needed. Whoever opens an inbox takes over ranks that die
+        when no spare is left, if ``--min-ranks`` allows it.
+
+        Parameters
+        ----------
+        stream : str
+        sources : iterable of int, or callable
+            Ranks that send it; or, called with a rank, those that send it to that rank.
+        """
+        return Inbox(self, stream, sources)
+
     def on_recovery(self, hook: Callable[[Runtime], None]) -> None:
         """Call ``hook(rt)`` after this rank moved to a new epoch as a survivor."""
         self._recovery_hooks.append(hook)
@@ -384,64 +255,13 @@ class Runtime:
 
     # -- used by the stream ends ---------------------------------------------------------------
 
-    def link(self, stream: str, source: int, dest: int) -> Link:
-        """Name of a link, and the plane that carries it."""
-        job = self.job
-        return Link(job.directory, self.config.job, stream, source, dest, job.plane)
-
-    def stream_state(self, stream: str, source: int, dest: int) -> StreamState:
-        """Marks of one stream at one receiver, as the record of our epoch has them."""
-        for entry in self.job.record.get("marks", []):
-            if (entry["stream"], entry["source"], entry["dest"]) == (stream, source, dest):
-                marks = Marks(entry["hwm"], [tuple(pair) for pair in entry["above"]])
-                delivered = entry.get("delivered", 0)
-                return StreamState(marks, delivered, max(delivered, marks.highest) + 1)
-        return StreamState(Marks(), 0, 1)
-
-    def keep_durable(self, spool: Spool | Digests) -> None:
-        """Sync a spool along with the ledger, where the class asks for it."""
-        if self._syncer is not None:
-            self._syncer.add_spool(spool)
-
-    @property
-    def stable_is_later(self) -> bool:
-        """Whether the class of the job asks for more than a commit in memory."""
-        return self._syncer is not None
-
-    def stable_upto(self, stream: str, dest: int, lost: Marks) -> int:
-        """Highest number of our stream up to which ``dest`` has all, at the class of the job.
-
-        Parameters
-        ----------
-        stream : str
-        dest : int
-        lost : Marks
-            Numbers that will never come.
-        """
-        read = durably_consumed if self._syncer is not None else consumed_so_far
-        marks = self.stream_state(stream, self.rank, dest).marks.copy()
-        runs = read(self.config.ledger, self.epoch, dest).get((stream, self.rank, dest))
-        if runs is not None:
-            marks.merge(Marks.from_runs(runs[:, 0], runs[:, 1]))
-        marks.merge(lost)
-        return marks.hwm
-
-    def stage(self, effects: dict, log, seq: int, count: int) -> None:
-        """Write effect values where the next commit on ``log`` makes them count."""
-        ref = log.next_ref(seq, count)
-        self._store.begin(ref)
-        download = self.job.arrays.download  # ends what a GPU still does to the value
-        for key, value in effects.items():
-            self._store.put(key, download(value), ref)
-
-    def count(self, messages: int) -> None:
+    def count(self, messages: int) -> int:
         """Count messages sent or consumed; inject what is due."""
-        total = self.job.board.count_message(self.rank, messages)
-        if self._syncer is not None:
-            self._syncer.check()
+        total = super().count(messages)
         if self._injector.active:
             for fault in self._injector.reached(total):
                 self._carry_out(fault)
+        return total
 
     def _strike(self) -> None:
         """Inject what the agent asks for."""
@@ -466,11 +286,6 @@ class Runtime:
         elif fault["kind"] == "eio" and self._syncer is not None:
             self._syncer.fail_next()
 
-    def note(self, event: str, **fields) -> None:
-        """Write an event of this rank."""
-        fields.setdefault("rank", self.rank)
-        self.events.write(event, process=self.job.process, epoch=self.epoch, **fields)
-
     def wait(self, ready: Callable[[], object], what: str, timeout_s: float | None = None):
         """Wait as :meth:`Job.wait` does, healing damaged slots of our streams meanwhile."""
 
@@ -484,8 +299,9 @@ class Runtime:
         return self.job.wait(serving, what, timeout_s)
 
     def _serve(self) -> None:
-        if self._syncer is not None:
-            self._syncer.check()
+        for seat in self.heirs.all_seats:
+            if seat._syncer is not None:
+                seat._syncer.check()
         self._strike()
         for sender in self._senders:
             if sender.nacked():
@@ -602,11 +418,14 @@ class Runtime:
     def _finish(self) -> None:
         for sender in self._senders:
             sender.close()
+        self.heirs.withdraw()
         self.job.finish(self._serve, lambda: all(sender.settled for sender in self._senders))
-        if self._syncer is not None:
-            self._syncer.stop()
+        for seat in self.heirs.all_seats:
+            if seat._syncer is not None:
+                seat._syncer.stop()
         self.job.close_plane()
-        ending.report(self.config, self.rank, "done")
+        for seat in self.heirs.all_seats:
+            ending.report(self.config, seat.rank, "done")
         ending.watch_what_follows(self.config, self.rank)
         self.job.leave_at_exit()
 

@@ -434,6 +434,11 @@ class Sender:
         self._owned, self._usual = False, None
 
     @property
+    def seat(self):
+        """The rank, as this process acts for it, that sends here."""
+        return self._runtime
+
+    @property
     def settled(self) -> bool:
         """Whether no receiver needs anything of this sender any more."""
         return all(lane.settled for lane in self._lanes)
