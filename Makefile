@@ -6,12 +6,13 @@ CONFIG := setup.cfg pyproject.toml
 SOURCES = $(shell find ftrt -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-gpu check sim model clean
+.PHONY: help run test test-long test-slurm test-gpu check sim model clean
 
 help:
 	@echo "make run    a rollout job that loses a worker, compared with the run without a fault"
 	@echo "make test   the tests"
 	@echo "make test-long  the tests that make test leaves out for the time they take"
+	@echo "make test-slurm  jobs/ under a Slurm on this machine, installed if root may (Debian)"
 	@echo "make test-gpu  the tests that need two GPUs, with the python3 that has CuPy"
 	@echo "make sim    100,000 simulated seeds; writes docs/results/simulator.md"
 	@echo "make model  the agreement's model checked with spin"
@@ -47,6 +48,9 @@ test: .venv/.dev .venv/.warm
 
 test-long: .venv/.dev .venv/.warm
 	$(BIN)/python -m pytest -q -m long
+
+test-slurm: .venv/.dev .venv/.warm
+	FTRT_INSTALL_SLURM=1 $(BIN)/python -m pytest -q -rs -m "slurm or not slurm" tests/jobs
 
 # With the Python that has CuPy and numba-cuda: a GPU host brings its own, or a venv with an extra.
 test-gpu:

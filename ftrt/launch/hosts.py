@@ -98,7 +98,8 @@ def own_first(names: Sequence[str]) -> list[str]:
 
 def _is_here(name: str) -> bool:
     mine = socket.gethostname()
-    if name in (mine, mine.partition(".")[0], "localhost"):
+    slurm = os.environ.get("SLURMD_NODENAME")  # a node's name need not be its host's
+    if name in (mine, mine.partition(".")[0], "localhost", slurm):
         return True
     try:
         address = socket.gethostbyname(name)
@@ -203,15 +204,18 @@ class Place:
     ----------
     names : list of str
         The hosts, this one first; empty for this one alone.
+    alone : str
+        This host, where it is all that is left of several: mpirun would try the others, too.
     """
 
     names: list[str]
+    alone: str = ""
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     listener: socket.socket | None = None
 
     def __post_init__(self) -> None:
         if len(self.names) < 2:
-            self.names = []
+            self.alone, self.names = "".join(self.names), []
             return
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((self.names[1], 9))
@@ -233,7 +237,7 @@ class Place:
     def options(self, processes: int, environment: Mapping[str, str]) -> list[str]:
         """For mpirun: process i on host i modulo their number, with the settings of all."""
         if not self.names:
-            return []
+            return ["--host", f"{self.alone}:{processes}"] if self.alone else []
         slots = -(-processes // len(self.names))
         passed = sorted(
             name for name in environment if name in _PASSED_ON or name.startswith(_PASSED_PREFIXES)

@@ -146,9 +146,13 @@ class Hosts:
         return {
             "PRTE_MCA_plm": "ssh",
             "PRTE_MCA_plm_ssh_agent": str(self.ssh),
-            "PRTE_MCA_prte_if_include": "eth0",
-            "OMPI_MCA_btl_tcp_if_include": "eth0",
+            **self.links,
         }
+
+    @property
+    def links(self) -> dict[str, str]:
+        """What joins them, for MPI."""
+        return {"PRTE_MCA_prte_if_include": "eth0", "OMPI_MCA_btl_tcp_if_include": "eth0"}
 
 
 def reason_not() -> str:
