@@ -203,6 +203,20 @@ def _cell(value: Any) -> str:
     return str(len(value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+@main.command(short_help="Draw a campaign, or the job in a ledger.")
+@click.argument("directory", metavar="DIR")
+@click.option("--out", metavar="FOLDER", help="Where the files go; DIR/report by default.")
+def report(directory: str, out: str | None) -> None:
+    """Draw what is in DIR, a campaign's folder or a job's ledger: PNG figures and one HTML page.
+
+    The page needs no network and no other file. Drawing takes the extra `plot` (matplotlib).
+    """
+    from ftrt.report import report as draw
+
+    for path in draw(directory, out):
+        click.echo(str(path))
+
+
 @main.command(short_help="Run the recovery against simulated faults.")
 @click.option("--ranks", type=int, default=4, show_default=True, help="Ranks of the job.")
 @click.option("--seeds", type=int, default=1000, show_default=True, help="How many seeds to run.")
