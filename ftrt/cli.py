@@ -221,6 +221,7 @@ def report(directory: str, out: str | None) -> None:
 @click.option("--ranks", type=int, default=4, show_default=True, help="Ranks of the job.")
 @click.option("--seeds", type=int, default=1000, show_default=True, help="How many seeds to run.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The first of them.")
+@click.option("--shrink", is_flag=True, help="Jobs that go on with fewer processes, on one host.")
 @click.option("--workers", type=int, help="Processes to run them in; by default one per core.")
 @click.option("--save", metavar="FILE", help="Write the first bad seed, made small, here.")
 @click.option("--replay", metavar="FILE", help="Run a case that --save wrote, and nothing else.")

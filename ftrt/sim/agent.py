@@ -6,6 +6,7 @@ It carries effects out one by one, each taking a while in which processes go on 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftrt.agree import effects as fx
@@ -13,6 +14,7 @@ from ftrt.agree import events as ev
 from ftrt.agree.agreement import AgreedRecord
 from ftrt.agree.epoch import EpochId, Membership
 from ftrt.agree.events import State
+from ftrt.agree.heirs import Heirs, candidates
 from ftrt.agree.marks import Key, StreamMarks
 from ftrt.agree.recovery import GONE, Recovery
 from ftrt.sim.peers import Peers
@@ -101,9 +103,33 @@ class Agent:
             return  # of another attempt
         self.world.count("recovery", state.name, type(event).__name__)
         before = core.epoch
+        if isinstance(event, ev.LedgersClosed) and core.state is State.CLOSING:
+            event = replace(event, heirs=self._heirs(event.marks))
         self.effects.extend(core.handle(event))
         if core.epoch != before and core.state is State.PUBLISHING:
             self.world.checks.agreement.entered(self)
+
+    def _heirs(self, marks: dict[Key, StreamMarks]) -> Heirs:
+        """Who could take over what no spare does; none of them finishes before it is decided."""
+        core = self.core
+        lost = core.orphans()
+        if not lost:
+            return Heirs()
+        willing = frozenset(
+            p.index for p in self.own() if p.alive and not p.over and not p.finished
+        )
+        for index in willing:
+            self.attempt.processes[index].held = True
+        now, policy = core.now, self.world.plan.policy
+        able = candidates(now.acting, now.dead, now.finished, willing)
+        if not policy or not able:
+            return Heirs(willing)
+        if policy == "dead":
+            return Heirs(willing, tuple((rank, lost[0]) for rank in lost))
+        if policy == "raises":
+            return Heirs(willing, None, "raised an error")
+        living = [rank for process in able for rank in now.acting.ranks_of(process)]
+        return Heirs(willing, tuple((r, living[r % len(living)]) for r in lost))
 
     def _knows(self, counter: int) -> bool:
         """Whether a record is behind us, or the core cannot be told of it now."""
@@ -223,7 +249,7 @@ class Agent:
             self.tell(ev.RecordFailed(effect.epoch, "no space left on device"))
             return
         if self.world.plan.plane == "ring":
-            self._fence_rings({rank for rank, _ in effect.promotions})
+            self._fence_rings({rank for rank, _ in (*effect.promotions, *effect.inherited)})
         delay = self.world.span(500, 4000) if self.world.plan.slow else self.world.span(10, 120)
         self.world.after(delay, self._create, effect)
 
@@ -293,6 +319,7 @@ class Agent:
         self.world.recoveries += 1
         self.board.epoch = counter
         for process in self.own():
+            process.held = False
             process.wake()
         self.tell(ev.EpochPublished(effect.epoch))
         self.peers.published(counter)
@@ -305,6 +332,11 @@ class Agent:
         if process is not None and process.host == self.host:
             self.board.assigned[effect.process] = effect.rank
             process.wake()
+
+    def _do_Inherit(self, effect: fx.Inherit) -> None:
+        self.world.checks.history.promoted(self, effect)
+        self.world.inherited += 1
+        self.attempt.processes[effect.process].wake()
 
     def _late_signs(self) -> None:
         """Once it is over signs of its processes still come in; the core answers nothing."""

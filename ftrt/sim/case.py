@@ -94,7 +94,7 @@ def load(path: str | Path) -> Plan:
 
 def _from_its_seed(plan: Plan) -> bool:
     """Whether a plan is that of its seed, smaller at most, as `ftrt.sim.run.shrink` makes it."""
-    full = make_plan(plan.ranks, plan.seed)
+    full = make_plan(plan.ranks, plan.seed, plan.least > 0)
     small = full._replace(
         faults=plan.faults, streams=plan.streams, loss=plan.loss, stepwise=plan.stepwise
     )

@@ -23,6 +23,7 @@ def command(
     save: str | None = None,
     replay: str | None = None,
     as_json: bool = False,
+    shrink: bool = False,
 ) -> int:
     """Run it; return the exit status."""
     if workers is not None and workers < 1:
@@ -39,7 +40,7 @@ def command(
     if ranks > MOST_RANKS:
         return scale.scale_command(echo, ranks, seeds, seed, as_json)
     start = time.monotonic()
-    tally = run_seeds(ranks, seeds, seed, workers)
+    tally = run_seeds(ranks, seeds, seed, workers, shrinking=shrink)
     seconds = time.monotonic() - start
     if as_json:
         echo(json.dumps(tally.to_json(seconds), indent=2))
@@ -47,7 +48,7 @@ def command(
         echo(summary(tally, str(ranks), seconds))
     if tally.bad:
         number, first, checker, text = tally.bad[0]
-        for line in story(number, first, checker, text, save):
+        for line in story(number, first, checker, text, save, shrink):
             echo(line) if not as_json else None
     return 1 if tally.violations else 0
 

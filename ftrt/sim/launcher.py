@@ -138,7 +138,8 @@ class Launcher:
         attempt = Attempt(self, 1)
         self.attempts.append(attempt)
         epoch = EpochId(JOB, 1, 1)
-        core = Recovery(epoch, attempt.membership, restarts=self.world.plan.restarts)
+        plan = self.world.plan
+        core = Recovery(epoch, attempt.membership, restarts=plan.restarts, least=plan.least)
         attempt.start(core, range(self.world.plan.hosts))
         attempt.enter_first(epoch)
 
@@ -185,8 +186,9 @@ class Launcher:
                 return agent.core
         record = storage.records[storage.latest]
         members = Membership(record.members, record.spares)
-        left = self.world.plan.restarts - old.number
-        return Recovery(record.epoch, members, record.marks, restarts=max(0, left))
+        plan = self.world.plan
+        left = max(0, plan.restarts - old.number)
+        return Recovery(record.epoch, members, record.marks, restarts=left, least=plan.least)
 
     def _see_off(self, agent: Agent) -> None:
         """End what is left of an old attempt on a host that can be reached."""

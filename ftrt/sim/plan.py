@@ -74,6 +74,8 @@ class Plan(NamedTuple):
     calm: bool = False
     heals_us: int = FAULTY_US
     slow: bool = False
+    least: int = 0
+    policy: str = ""
 
     def host_of(self, process: int) -> int:
         """Host on which a process of any attempt runs."""
@@ -84,7 +86,9 @@ class Plan(NamedTuple):
         head = (
             f"seed {self.seed}: {self.ranks} ranks, {self.spares} spares, {self.hosts} hosts, "
             f"{self.plane} plane, class {self.stable}, {self.restarts} restarts, heals at "
-            f"{self.heals_us} us" + ", slow storage" * self.slow
+            f"{self.heals_us} us"
+            + ", slow storage" * self.slow
+            + f", shrinks to {self.least}, policy {self.policy or 'by roles'}" * bool(self.least)
         )
         streams = [
             f"stream {s.name} {s.source}->{s.dest}: {s.last} messages, {s.kind}, window {s.window},"
@@ -94,8 +98,11 @@ class Plan(NamedTuple):
         return [head, *streams, *(f"fault {fault}" for fault in self.faults)]
 
 
-def make_plan(ranks: int, seed: int) -> Plan:
-    """Draw the plan of a seed.
+def make_plan(ranks: int, seed: int, shrink: bool = False) -> Plan:
+    """Draw the plan of a seed; with ``shrink`` that of a job on one host with few spares.
+
+    Such a job goes on with fewer processes. The streams between two ranks are numbered, so that
+    several ranks have the same names to send and to consume.
 
     Raises
     ------
@@ -107,13 +114,13 @@ def make_plan(ranks: int, seed: int) -> Plan:
     if not 0 <= seed < 1 << 62:
         raise UsageError(f"--seed {seed}: use 0 to {(1 << 62) - 1}")
     dice = random.Random(seed * 64 + ranks)
-    hosts = 1 if dice.random() < 0.6 else dice.randint(2, min(4, ranks))
+    hosts = 1 if shrink or dice.random() < 0.6 else dice.randint(2, min(4, ranks))
     plane = "wire" if hosts > 1 or dice.random() < 0.35 else "ring"
     stable = dice.choice(("host", "power")) if hosts > 1 else dice.choice(("process", "power"))
-    spares = dice.randint(0, 3) + 2 * (hosts > 1)
+    spares = dice.randint(0, 1 if shrink else 3) + 2 * (hosts > 1)
     restarts = 0 if dice.random() < 0.05 else 8
     heals_us = _LONG_US if dice.random() < 0.3 else FAULTY_US
-    return Plan(
+    plan = Plan(
         seed,
         ranks,
         spares,
@@ -127,6 +134,25 @@ def make_plan(ranks: int, seed: int) -> Plan:
         loss=dice.choice((0.0, 0.02, 0.1)) if plane == "wire" else 0.0,
         heals_us=heals_us,
         slow=dice.random() < (0.5 if hosts > 1 else 0.1),
+    )
+    return _shrinking(dice, plan) if shrink else plan
+
+
+def _shrinking(dice: random.Random, plan: Plan) -> Plan:
+    pairs = [(stream.source, stream.dest) for stream in plan.streams]
+    streams = tuple(
+        stream._replace(name=f"s{pairs[:index].count(pairs[index])}")
+        for index, stream in enumerate(plan.streams)
+    )
+    kills = tuple(
+        Fault("kill", dice.randrange(200, 6000), dice.randrange(plan.ranks + plan.spares))
+        for _ in range(dice.randint(1, 3))
+    )
+    return plan._replace(
+        streams=streams,
+        faults=plan.faults + kills,
+        least=dice.randint(1, plan.ranks - 1),
+        policy=dice.choice(("", "", "any", "any", "any", "dead", "raises")),
     )
 
 

@@ -34,7 +34,8 @@ class Process:
         self.rank: int | None = None
         self.epoch = 0
         self.record: Record
-        self.ledger: Ledger
+        self.ledgers: dict[int, Ledger] = {}
+        self.held = False
         self.waiting = False
         self.state: dict[int, tuple[int, int]] = {}
         self.senders: list[RingSender | WireSender] = []
@@ -146,7 +147,7 @@ class Process:
             self.wake()
         elif board.failed or (board.over and self.finished):
             self.leave("the attempt is over")
-        elif not self.finished and self._complete():
+        elif not self.finished and not self.held and self._complete():
             self.finished = True
             self.agent.saw_finish(self.index)
 
@@ -165,28 +166,34 @@ class Process:
         if self.rank is None or record.by_rank.get(self.rank) != self.index:
             self.leave(f"rank {self.rank} was replaced in epoch {counter}")
             return
-        fresh = self.epoch == 0
+        ranks = [rank for rank, process in record.members if process == self.index]
+        ledgers = {rank: self.world.storage.ledger(counter, rank) for rank in ranks}
+        entered = self.epoch > 0
         self.record, self.epoch = record, counter
-        ledger = self.world.storage.ledger(counter, self.rank)
-        if ledger.closed:
+        if any(ledger.closed for ledger in ledgers.values()):
             self.waiting = True
-            if fresh:
+            if not entered:
                 self.epoch = 0  # as if it had not entered: it has no streams yet
             return
-        self.world.checks.history.opened(self, ledger)
-        ledger.owner, ledger.home = self.index, self.host
-        self.ledger, self.waiting = ledger, False
-        if not fresh:
-            for end in (*self.senders, *self.receivers):
-                end.enter(record)
-            return
-        self.state = dict(record.states.get(self.rank, {}))
+        for ledger in ledgers.values():
+            self.world.checks.history.opened(self, ledger)
+            ledger.owner, ledger.home = self.index, self.host
+        new = ledgers.keys() - self.ledgers.keys()
+        self.ledgers, self.waiting = ledgers, False
+        for end in (*self.senders, *self.receivers):
+            end.enter(record)
+        for rank in sorted(new):
+            self._begin(rank, record)
+
+    def _begin(self, rank: int, record: Record) -> None:
+        """Act for a rank: its own at first, later those that it inherits."""
+        self.state.update(record.states.get(rank, {}))
         ring = self.world.plan.plane == "ring"
         for stream in self.world.plan.streams:
-            if stream.source == self.rank:
+            if stream.source == rank:
                 make = RingSender if ring else WireSender
                 self.senders.append(make(self, stream, record))
-            if stream.dest == self.rank:
+            if stream.dest == rank:
                 take = RingReceiver if ring else WireReceiver
                 self.receivers.append(take(self, stream, record))
 
@@ -237,8 +244,9 @@ class Process:
     def commit(self, stream: Stream, marks: Marks, seq: int, count: int) -> None:
         """Consume: effect and mark in one store."""
         value = value_of(stream.number, seq, count)
-        self.ledger.append(stream.number, seq, count, value)
-        self.world.checks.history.committed(self, self.ledger)
+        ledger = self.ledgers[stream.dest]
+        ledger.append(stream.number, seq, count, value)
+        self.world.checks.history.committed(self, ledger)
         marks.add(seq, count)
         have, total = self.state.get(stream.number, (0, 0))
         self.state[stream.number] = (have + count, total + value)
@@ -248,19 +256,20 @@ class Process:
     def _stable_ring(self, stream: Stream, marks: Marks) -> None:
         """Announce on the board what is stable; beyond the process class after a sync."""
         if self.world.plan.stable == "process":
-            self.ledger.write(len(self.ledger.events))
+            ledger = self.ledgers[stream.dest]
+            ledger.write(len(ledger.events))
             self.agent.board.stable[stream.number] = marks.hwm
         elif marks.hwm % 8 == 0:
-            self.sync(self._announce, stream.number, marks.hwm, self.epoch)
+            self.sync(stream.dest, self._announce, stream.number, marks.hwm, self.epoch)
 
     def _announce(self, index: int, hwm: int, epoch: int) -> None:
         if epoch == self.epoch:
             stable = self.agent.board.stable
             stable[index] = max(hwm, stable.get(index, 0))
 
-    def sync(self, then: Callable[..., None], *args: Any) -> None:
-        """Write the ledger out, then go on; at once where a stored word is stable already."""
-        ledger = self.ledger
+    def sync(self, rank: int, then: Callable[..., None], *args: Any) -> None:
+        """Write a rank's ledger out, then go on; at once where a stored word is stable already."""
+        ledger = self.ledgers[rank]
         length = len(ledger.events)
         if self.world.plan.stable == "process":
             ledger.write(length)

@@ -23,11 +23,19 @@ def summary(tally: Tally, ranks: str, seconds: float) -> str:
     )
 
 
-def story(ranks: int, seed: int, checker: str, text: str, save: str | None = None) -> Iterator[str]:
+def story(
+    ranks: int,
+    seed: int,
+    checker: str,
+    text: str,
+    save: str | None = None,
+    shrinking: bool = False,
+) -> Iterator[str]:
     """Tell of a bad seed: how to repeat it, what is left of it, what happened."""
     yield f"seed {seed} at {ranks} ranks: {checker}: {text}"
-    yield f"repeat it: ftrt sim --ranks {ranks} --seeds 1 --seed {seed}"
-    plan = make_plan(ranks, seed)
+    option = " --shrink" * shrinking
+    yield f"repeat it: ftrt sim --ranks {ranks} --seeds 1 --seed {seed}{option}"
+    plan = make_plan(ranks, seed, shrinking)
     _, violation = run_one(plan)
     if violation is None:
         yield "it did not happen again: something outside of the seed has a part in it"

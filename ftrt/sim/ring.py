@@ -86,14 +86,14 @@ class RingSender:
     def enter(self, record: Record) -> None:
         """Go on in a new epoch: the ring stays as it is."""
         if self.done:
-            self.process.ledger.finish(self.stream.number, self.stream.last)
+            self.process.ledgers[self.stream.source].finish(self.stream.number, self.stream.last)
 
     def turn(self) -> bool:
         """Send one message, or close; False if that must wait."""
         if self.ring.closed is not None:
             return False
         if not self.todo and self.next_seq > self.stream.last:
-            self.process.ledger.finish(self.stream.number, self.stream.last)
+            self.process.ledgers[self.stream.source].finish(self.stream.number, self.stream.last)
             self.ring.closed = len(self.ring.frames)
             self._wake()
             return True
@@ -107,7 +107,7 @@ class RingSender:
             return False
         if self.spool is not None and seq > self.spool.last:
             self.spool.last = seq
-        self.process.ledger.record_sent(self.stream.number, seq)
+        self.process.ledgers[self.stream.source].record_sent(self.stream.number, seq)
         if self.todo:
             self.todo.popleft()
         else:

@@ -30,6 +30,7 @@ class Tally:
     faults: int = 0
     inside: int = 0
     recoveries: int = 0
+    inherited: int = 0
     attempts: int = 0
     failed_for_a_reason: int = 0
     handled_sum: int = 0
@@ -48,6 +49,7 @@ class Tally:
             "faults",
             "inside",
             "recoveries",
+            "inherited",
             "attempts",
             "failed_for_a_reason",
             "handled_sum",
@@ -68,6 +70,7 @@ class Tally:
         self.faults += world.faults.fired
         self.inside += world.faults.inside
         self.recoveries += world.recoveries
+        self.inherited += world.inherited
         self.attempts += len(world.launcher.attempts)
         self.failed_for_a_reason += bool(world.launcher.given_up)
         self.handled_sum += sum(world.messages)
@@ -90,6 +93,7 @@ class Tally:
             "faults": self.faults,
             "faults_inside_recoveries": self.inside,
             "recoveries": self.recoveries,
+            "inherited": self.inherited,
             "attempts": self.attempts,
             "failed_for_a_reason": self.failed_for_a_reason,
             "seeds_per_s": round(self.seeds / max(seconds, 1e-9), 1),
@@ -110,14 +114,14 @@ def run_one(plan: Plan, tracing: bool = False) -> tuple[World, Violation | None]
     return world, None
 
 
-def run_chunk(job: tuple[int, int, int]) -> Tally:
-    """Run the seeds of one piece of work: (ranks, first seed, how many)."""
-    ranks, first, count = job
+def run_chunk(job: tuple[int, int, int, bool]) -> Tally:
+    """Run the seeds of one piece of work: (ranks, first seed, how many, whether they shrink)."""
+    ranks, first, count, shrinking = job
     tally = Tally()
     gc.disable()  # a run makes no garbage that matters until it is over
     try:
         for seed in range(first, first + count):
-            world, violation = run_one(make_plan(ranks, seed))
+            world, violation = run_one(make_plan(ranks, seed, shrinking))
             tally.take(world)
             if violation is not None:
                 tally.violations += 1
@@ -134,6 +138,7 @@ def run_seeds(
     first: int = 0,
     workers: int | None = None,
     progress: Callable[[Tally], None] | None = None,
+    shrinking: bool = False,
 ) -> Tally:
     """Run `seeds` seeds from `first` on.
 
@@ -146,6 +151,8 @@ def run_seeds(
         Processes; by default one per core that this process may use.
     progress : callable, optional
         Called with the tally so far.
+    shrinking : bool
+        Let jobs go on with fewer processes.
 
     Raises
     ------
@@ -158,7 +165,7 @@ def run_seeds(
     for number in several:  # refuse what cannot be before anything runs
         make_plan(number, first)
         make_plan(number, first + seeds)
-    jobs = list(_jobs(several, seeds, first))
+    jobs = list(_jobs(several, seeds, first, shrinking))
     workers = min(workers or len(os.sched_getaffinity(0)), len(jobs))
     total = Tally()
     for tally in _each(jobs, workers):
@@ -179,13 +186,15 @@ def first_violation(ranks: int, most: int, workers: int | None = None) -> Tally:
     return total
 
 
-def _jobs(several: tuple[int, ...], seeds: int, first: int) -> Iterator[tuple[int, int, int]]:
+def _jobs(
+    several: tuple[int, ...], seeds: int, first: int, shrinking: bool = False
+) -> Iterator[tuple[int, int, int, bool]]:
     for piece, start in enumerate(range(0, seeds, _CHUNK)):
         count = min(_CHUNK, seeds - start)
-        yield several[piece % len(several)], first + start, count
+        yield several[piece % len(several)], first + start, count, shrinking
 
 
-def _each(jobs: list[tuple[int, int, int]], workers: int) -> Iterator[Tally]:
+def _each(jobs: list[tuple[int, int, int, bool]], workers: int) -> Iterator[Tally]:
     if workers == 1:
         yield from map(run_chunk, jobs)
         return

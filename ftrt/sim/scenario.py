@@ -1,9 +1,10 @@
 """Recoveries as text: a short script, and the transcript of what the core makes of it.
 
 A script has a title (``# …``), the job (``ranks``, ``spares``, ``hosts``, ``plane``, ``stable``,
-``restarts``), its streams (``stream NAME SOURCE->DEST COUNT [KIND] [window=…] …``) and faults
-(``at TIMEus FAULT [TARGET] [for TIMEus]`` or ``in MOMENT FAULT …``). All delays are the shortest,
-so that only the script decides what happens. Behind a line ``---`` comes the transcript.
+``restarts``, ``least``, ``policy``), its streams (``stream NAME SOURCE->DEST COUNT [KIND]
+[window=…] …``) and faults (``at TIMEus FAULT [TARGET] [for TIMEus]`` or ``in MOMENT FAULT …``). All
+delays are the shortest, so that only the script decides what happens. Behind a line ``---`` comes
+the transcript.
 
 ``python -m ftrt.sim.scenario FILE…`` prints the transcripts; with ``--update`` it writes them.
 """
@@ -19,8 +20,8 @@ from ftrt.sim.run import run_one
 from ftrt.sim.world import World
 
 RULE = "---"
-_NUMBERS = {"ranks": 2, "spares": 0, "hosts": 1, "restarts": 0}
-_WORDS = {"plane": "ring", "stable": "process"}
+_NUMBERS = {"ranks": 2, "spares": 0, "hosts": 1, "restarts": 0, "least": 0}
+_WORDS = {"plane": "ring", "stable": "process", "policy": ""}
 _SIZES = {"window": 8, "retention": 16, "batch": 1, "stable_every": 1, "lead": 4, "needs": -1}
 FAULTS = (
     "kill",
@@ -71,6 +72,8 @@ def parse(text: str) -> Plan:
         spares=numbers["spares"],
         hosts=numbers["hosts"],
         restarts=numbers["restarts"],
+        least=numbers["least"],
+        policy=words["policy"],
         plane=words["plane"],
         stable=words["stable"],
         streams=tuple(streams),

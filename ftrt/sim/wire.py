@@ -63,7 +63,7 @@ class WireSender:
         """Go on in a new epoch: a dead receiver's successor has what is stable, no more."""
         process, stream = self.process, self.stream
         if self.next_seq > stream.last:
-            process.ledger.finish(stream.number, stream.last)
+            process.ledgers[stream.source].finish(stream.number, stream.last)
         replaced = record.by_rank[stream.dest] != self.epoch_process
         self.epoch_process = record.by_rank[stream.dest]
         self._heard = 0
@@ -129,7 +129,7 @@ class WireSender:
 
     def _record(self, last: int) -> None:
         """Record numbers in the ledger before they leave."""
-        ledger, stream = self.process.ledger, self.stream
+        ledger, stream = self.process.ledgers[self.stream.source], self.stream
         ledger.record_sent(stream.number, last)
         if last == stream.last:
             ledger.finish(stream.number, last)
@@ -185,7 +185,7 @@ class WireSender:
         After our own ledger was closed that is as void as its marks are.
         """
         process = self.process
-        closed = process.waiting or process.ledger.closed
+        closed = process.waiting or process.ledgers[self.stream.source].closed
         if not closed and process.epoch == process.agent.core.epoch.counter:
             for first, last in self.budget.sent.ranges:
                 self._consumed(first, last)
@@ -202,7 +202,7 @@ class WireSender:
         process = self.process
         # Once our own ledger is closed the record of the next epoch may be made from what was
         # written until then: what a receiver that is left out writes later is void.
-        if epoch != process.epoch or process.waiting or process.ledger.closed:
+        if epoch != process.epoch or process.waiting or process.ledgers[self.stream.source].closed:
             return
         if news <= self._heard:
             return
@@ -314,7 +314,9 @@ class WireReceiver:
     def _sync(self) -> None:
         """Make what is consumed so far stable, which takes a while beyond the process class."""
         self.syncing = True
-        self.process.sync(self._synced, self.marks.copy(), self.count, self.process.epoch)
+        self.process.sync(
+            self.stream.dest, self._synced, self.marks.copy(), self.count, self.process.epoch
+        )
 
     def _synced(self, marks: Marks, count: int, epoch: int) -> None:
         if epoch != self.process.epoch or self.process.waiting:

@@ -45,7 +45,7 @@ class World:
         self.rows: dict[tuple[str, str, str], int] = {}
         self.messages: list[int] = []
         self.depth = 0
-        self.recoveries = 0
+        self.recoveries = self.inherited = 0
         self.checks = Checks(self)
         self.storage = Storage(self)
         self.network = Network(self)

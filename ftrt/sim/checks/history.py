@@ -79,8 +79,8 @@ class OneHistory:
         if effects:
             raise Violation("history", f"a core that is over asked for {effects}")
 
-    def promoted(self, agent: Agent, effect: fx.Promote) -> None:
-        """A process is told that it acts for a rank."""
+    def promoted(self, agent: Agent, effect: fx.Promote | fx.Inherit) -> None:
+        """A process is told that it acts for a rank, or for one more."""
         record = self.world.storage.records.get(effect.epoch.counter)
         if record is None or record.by_rank.get(effect.rank) != effect.process:
             raise Violation("history", f"{effect} is not what the record says")
