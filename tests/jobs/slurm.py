@@ -104,12 +104,15 @@ class Node:
         Of its machine.
     enter : callable
         Makes a command line one that runs there.
+    weight : int
+        Jobs get nodes of little weight first.
     """
 
     name: str
     hostname: str = "localhost"
     address: str = "127.0.0.1"
     enter: Callable[..., list[str]] = lambda *words: [str(word) for word in words]
+    weight: int = 1
 
 
 class Slurm:
@@ -206,7 +209,7 @@ class Slurm:
         ports = _free_ports(len(self._nodes) + 2)
         nodes = [
             f"NodeName={node.name} NodeHostname={node.hostname} NodeAddr={node.address} "
-            f"Port={port} CPUs=6 RealMemory=1000 State=UNKNOWN"
+            f"Port={port} CPUs=6 RealMemory=1000 Weight={node.weight} State=UNKNOWN"
             for node, port in zip(self._nodes, ports[2:], strict=True)
         ]
         self._configuration.write_text(

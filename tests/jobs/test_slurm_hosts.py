@@ -24,28 +24,56 @@ def machines():
 
 @pytest.fixture
 def slurm(machines):
-    nodes = [Node(host.name, host.name, host.address, host.command) for host in machines]
+    # The first one has the controller, so a job of one node goes to the other.
+    nodes = [
+        Node(host.name, host.name, host.address, host.command, weight=10 - index)
+        for index, host in enumerate(machines)
+    ]
     root = machines.shared / "slurm"
     root.mkdir()
     with cluster(root, nodes=nodes, run=Path("/tmp/slurm")) as started:
         yield started
 
 
-@pytest.mark.slurm
-def test_a_node_loses_power(machines, slurm):
+@pytest.fixture
+def submit(machines, slurm):
     command = machines.shared / "ftrt"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ftrt.cli "$@"\n')
     command.chmod(0o755)
-    options = ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
-    settings = {"FTRT": command, "PYTHONPATH": ROOT, "RANKS": 3, "SPARES": 1}
-    job = slurm.submit(machines.shared, *options, SCRIPT, *SLOW, **settings, **machines.links)
-    job.await_moment(lambda: (job.ledger / "epochs" / "000001.json").exists())
-    assert "ftrt: hosts n1, n2" in job.output
-    machines[1].kill()
+
+    def queue(*options, **more):
+        settings = {"FTRT": command, "PYTHONPATH": ROOT, **machines.links, **more}
+        job = slurm.submit(machines.shared, *options, SCRIPT, *SLOW, **settings)
+        job.await_moment(lambda: (job.ledger / "epochs" / "000001.json").exists())
+        return job
+
+    return queue
+
+
+def ended_well(job, machines, ranks):
     assert job.end(110.0) == ("COMPLETED", "0:0"), job.output
-    assert job.facts()["Restarts"] == "0"
-    assert "1 host lost: n2; going on with n1" in job.output
-    count = 2 * MESSAGES
+    count = (ranks - 1) * MESSAGES
     assert f"ftrt: audit ok: sent {count}, consumed {count}, duplicates 0, losses 0" in job.output
     left = [name for name in machines[0].run("ls", "/dev/shm").split() if name.startswith("ftrt")]
     assert left == []
+
+
+@pytest.mark.slurm
+def test_a_node_loses_power(machines, submit):
+    options = ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
+    job = submit(*options, RANKS=3, SPARES=1)
+    assert "ftrt: hosts n1, n2" in job.output
+    machines[1].kill()
+    ended_well(job, machines, 3)
+    assert job.facts()["Restarts"] == "0"
+    assert "1 host lost: n2; going on with n1" in job.output
+
+
+@pytest.mark.slurm
+def test_the_node_with_the_script_loses_power(machines, submit):
+    job = submit("--nodes=1", "--ntasks=3")
+    assert job.facts()["BatchHost"] == "n2"
+    machines[1].kill()
+    ended_well(job, machines, 2)
+    assert (job.facts()["BatchHost"], job.facts()["Restarts"]) == ("n1", "1")
+    assert "2 attempts" in job.output
