@@ -53,6 +53,14 @@ def sweep() -> int:
     return count
 
 
+def sweep_before(job: str, attempt: int) -> None:
+    """Remove the shared memory of earlier attempts of a job on this host: it has begun anew."""
+    for path in filter(_is_ours, _SHM.glob(f"ftrt-{job[:8]}-*")):
+        number = path.name.rpartition("-")[2]
+        if number.isdecimal() and int(number) < attempt:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def hold(directory: Path) -> int | None:
     """Lock ``directory`` until the returned descriptor is closed; None if somebody else does."""
     descriptor = None

@@ -25,7 +25,7 @@ from ftrt.agree.recovery import Recovery
 from ftrt.errors import DeadlineExceeded, FtrtError, LedgerError
 from ftrt.host.agent import Agent, LauncherGone
 from ftrt.host.board import Status
-from ftrt.host.shm import sweep
+from ftrt.host.shm import sweep, sweep_before
 from ftrt.host.words import mpi_directory
 from ftrt.hosts.closings import Closing, HostLedgers
 from ftrt.hosts.council import Council
@@ -46,6 +46,7 @@ class HostAgent(Agent):
     def __init__(self, config: Config):
         if config.host != HEAD:
             sweep()  # the launcher does so where it is
+            sweep_before(config.job, config.attempt)
         super().__init__(config)
         self.me = config.host
         if config.head is None:

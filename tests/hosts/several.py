@@ -45,7 +45,7 @@ class Ended:
 
 
 class Job:
-    """``ftrt run`` on the first of some test hosts.
+    """``ftrt run`` on one of some test hosts, by default on the first.
 
     Parameters
     ----------
@@ -54,7 +54,9 @@ class Job:
         Of ``ftrt run``.
     """
 
-    def __init__(self, hosts: Hosts, options: list, program, *arguments, env=None):
+    def __init__(self, hosts: Hosts, options: list, program, *arguments, env=None, where=0):
+        self.program = [program, *arguments]
+        self._host = hosts[where]
         self.ledger = hosts.outside / "ledger"
         self._report = hosts.outside / "report.json"
         words = [sys.executable, "-m", "ftrt.cli", "run", "--hosts", hosts.names]
@@ -62,13 +64,17 @@ class Job:
         words += [*options, program, *arguments]
         environment = {**os.environ, **hosts.environment, "PYTHONPATH": str(ROOT), **(env or {})}
         self._process = subprocess.Popen(
-            hosts[0].command(*words),
+            hosts[where].command(*words),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
             env=environment,
         )
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the launcher itself."""
+        self._host.run("pkill", f"-{int(signum)}", "-f", "ftrt.cli run --hosts")
 
     def await_event(self, event: str, limit_s: float = 30.0) -> dict:
         """The first event of a kind, once it is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -215,3 +216,83 @@ def test_a_directory_that_only_one_host_sees_is_refused(two):
         two[0].command(*words, "--ledger", two.shared / "x", STREAM), capture_output=True, text=True
     )
     assert done.returncode == 2 and "mpirun starts nothing on b" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, None)]
+)
+def test_the_launcher_is_told_to_end_and_nothing_stays_on_any_host(two, signum, status):
+    """Then the job goes on with ``--resume``, in which the hosts are named in another order."""
+    job, _ = streaming(two, "--stable", "host", "--spares", 1)
+    job.signal(signum)
+    ended = job.end(20)
+    assert ended.status == (status or ended.status)
+    assert left_behind(two, 8.0) == []
+    again = ["--stable", "host", "--resume", "--hosts", "b,a"]
+    ended = Job(two, ["-n", 2, *again], *job.program, where=1).end()
+    assert_complete(ended)
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("which", [0, 1], ids=["head", "other"])
+def test_an_agent_that_dies_ends_the_attempt_everywhere(two, which):
+    job, _ = streaming(two, "--stable", "host", "--restarts", 1)
+    two[which].run("pkill", "-KILL", "-f", "ftrt.host.agent")
+    ended = job.end()
+    assert_complete(ended)
+    assert ended.report["attempts"] == 2
+    assert left_behind(two) == []
+
+
+COLLECTIVE = """
+import numpy as np, ftrt
+from ftrt.errors import PeerFailed
+with ftrt.init() as rt:
+    done = 0 if rt.role is not ftrt.Role.RECOVERED else None
+    while done is None or done < 40:
+        try:
+            comm = rt.comm
+            latest = comm.allreduce(-1 if done is None else done, op=ftrt_max)
+            total = comm.allreduce(1)
+        except (PeerFailed, MPI.Exception):
+            continue
+        assert total == rt.size
+        done = latest + 1
+        with rt.phase("step", 30.0):
+            time.sleep(0.02)
+        if done == 15 and rt.rank == 1 and rt.role is ftrt.Role.INITIAL:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.long
+def test_the_communicator_of_the_members_spans_the_hosts_that_are_left(two):
+    program = two.shared / "collective.py"
+    head = "import os, signal, time\nfrom mpi4py import MPI\nftrt_max = MPI.MAX\n"
+    program.write_text(head + COLLECTIVE)
+    ended = Job(two, ["-n", 3, "--spares", 1], program).end()
+    assert ended.status == 0, ended.output
+    assert [m["process"] for m in ended.records[-1]["members"]] == [0, 3, 2]
+    assert left_behind(two) == []
+
+
+@pytest.mark.long
+def test_of_three_hosts_the_one_that_is_cut_off_is_left_out():
+    with hosts(["a", "b", "c"], [ROOT], cached=True) as three:
+        notes = three.outside / "effects"
+        program = [STREAM, "--messages", 3000, "--delay-us", 500]
+        options = ["-n", 3, "--spares", 3, "--stable", "host", "--evict-timeout-s", 3]
+        job = Job(three, options, *program, "--effects", three.shared / "effects")
+        job.await_effects(notes, 300)
+        three[2].link(up=False)
+        job.await_epoch(2)
+        three[2].link(up=True)
+        ended = job.end()
+        assert ended.status == 0, ended.output
+        assert ended.report["audit"]["consumed"] == 6000
+        assert check_effects(notes, {(0, "numbers", 1): 3000, (0, "numbers", 2): 3000}) == CLEAN
+        assert [record["hosts"] for record in ended.records] == [[0, 1, 2], [0, 1]]
+        assert [entry["host"] for entry in ended.named("fenced")] == ["c"]
+        assert left_behind(three) == []
