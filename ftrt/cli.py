@@ -203,6 +203,21 @@ def _cell(value: Any) -> str:
     return str(len(value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+@main.command(short_help="Try beforehand what a job needs here.")
+@click.option("-n", "ranks", type=int, default=2, show_default=True, help="Ranks and spares.")
+@click.option("--ledger", metavar="DIR", help="Where the ledger is to be; here by default.")
+@click.option("--mpirun", metavar="PATH", help="The mpirun to use; also FTRT_MPIRUN.")
+@click.option("--json", "as_json", is_flag=True, help="Print the checks as JSON.")
+def doctor(ranks: int, ledger: str | None, mpirun: str | None, as_json: bool) -> None:
+    """Try beforehand, with real processes and files, what a job needs on this host.
+
+    Exit status: 0 nothing failed; 1 something did, and what to type is shown; 2 usage.
+    """
+    from ftrt.doctor.command import command
+
+    sys.exit(command(click.echo, ranks, ledger, mpirun, as_json))
+
+
 @main.command(short_help="Draw a campaign, or the job in a ledger.")
 @click.argument("directory", metavar="DIR")
 @click.option("--out", metavar="FOLDER", help="Where the files go; DIR/report by default.")

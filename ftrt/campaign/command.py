@@ -95,14 +95,12 @@ def _seed_and_trial(text: str) -> tuple[int, int]:
 
 def _draw(directory: Path, say: Callable[[str], Any]) -> None:
     """Figures and the page of them, where what draws them is installed."""
+    from ftrt.report import report
+
     try:
-        from ftrt.report import report
-    except ImportError:
-        return
-    try:
-        report(directory)
+        say(f"drawn: {report(directory)[0]}")
     except ImportError as missing:
-        say(f"no figure was drawn: {missing}; `pip install 'ftrt[plot]'`")
+        say(f"no figure was drawn: {missing}")
 
 
 def text(summary: dict[str, Any]) -> str:

@@ -296,13 +296,13 @@ def check_directory(
         Other hosts were seen to read there what this one wrote.
     """
     directory = Path(directory)
-    if stable == "power" and (kind := _file_system(directory)) in _IN_MEMORY:
+    if stable == "power" and (kind := file_system(directory)) in _IN_MEMORY:
         raise LedgerError(
             f"{directory}: is in memory ({kind}), which no power cut leaves; choose a directory on "
             "a disk, or --stable process"
         )
     if stable == "host" and not seen_elsewhere:
-        kind = _file_system(directory) or "of an unknown type"
+        kind = file_system(directory) or "of an unknown type"
         if kind not in _SHARED:
             raise LedgerError(
                 f"{directory}: other hosts do not see it, as far as its file system ({kind}) "
@@ -334,7 +334,7 @@ def check_directory(
             )
 
 
-def _file_system(directory: Path) -> str:
+def file_system(directory: Path) -> str:
     """Type of the file system that a directory lies on, empty where the kernel does not tell."""
     kind, depth, path = "", -1, directory.resolve()
     with contextlib.suppress(OSError):
@@ -345,6 +345,13 @@ def _file_system(directory: Path) -> str:
             if (mount == path or mount in path.parents) and len(mount.parts) >= depth:
                 kind, depth = rest.split()[0], len(mount.parts)
     return kind
+
+
+def stable_classes(directory: Path) -> list[str]:
+    """Classes of ``--stable`` that the file system of a directory can give."""
+    kind = file_system(directory)
+    named = {"process": True, "host": kind in _SHARED, "power": kind not in _IN_MEMORY}
+    return [name for name, given in named.items() if given]
 
 
 def _unusable(directory: Path, error: OSError, need_bytes: int) -> str:
