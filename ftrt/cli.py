@@ -154,6 +154,21 @@ def _run(faults: tuple[str, ...], options: dict[str, Any]) -> int:
         return 128 + stopped.signum
 
 
+@main.command(short_help="Give a job more spares from its next attempt on.")
+@click.argument("directory", metavar="DIR")
+@click.argument("spares", metavar="K", type=int)
+def grow(directory: str, spares: int) -> None:
+    """Give the job in DIR, a ledger folder, K spares more, and say when they come.
+
+    Exit status: 0 it is noted; 2 usage.
+    """
+    from pathlib import Path
+
+    from ftrt.launch.grow import grow as grow_job
+
+    click.echo(f"ftrt: {grow_job(Path(directory), spares)}")
+
+
 @main.command(short_help="Prove from a ledger what took effect, and how often.")
 @click.argument("directory", metavar="DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print the audit as JSON.")

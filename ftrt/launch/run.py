@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ftrt.launch.directory import held, job_of
 from ftrt.launch.faults import Fault, validate
 from ftrt.launch.gpus import check as check_gpus
 from ftrt.launch.gpus import lines as gpu_lines
+from ftrt.launch.grow import grown
 from ftrt.launch.hosts import Place, ask, named, own_first
 from ftrt.launch.judge import Verdict
 from ftrt.launch.leftovers import sweep_mpich
@@ -85,6 +86,7 @@ class Report:
     outcome: str = "failed"
     shrunk: list[dict[str, Any]] = field(default_factory=list)
     depleted: list[dict[str, Any]] = field(default_factory=list)
+    grown: int = 0
 
 
 def run_job(
@@ -249,7 +251,7 @@ class _Job:
         return ""
 
     def _attempt(self, number: int, stop: Stop) -> Verdict:
-        options = self._options
+        options = self._grown(number)
         make_reserve(self._directory / "run")
         place = Place(list(self.hosts))
         settings = _settings(
@@ -278,6 +280,16 @@ class _Job:
         if verdict.traceback and not attempt.output.tracebacks.was_shown(verdict.traceback):
             self._screen.err(verdict.traceback.rstrip())
         return verdict
+
+    def _grown(self, number: int) -> Options:
+        """The options with the spares that `ftrt grow` asked for, told when there are new ones."""
+        more = grown(self._directory) if self._mpi.ulfm else 0
+        options = self._options
+        if more > self.report.grown:
+            spares = _plural(options.spares + more, "spare")
+            self._screen.note(f"attempt {number} has {spares}: {more} by ftrt grow")
+        self.report.grown = more
+        return replace(options, spares=options.spares + more)
 
     def _end(self, status: int, verdict: Verdict, stop: Stop) -> Report:
         report = self.report

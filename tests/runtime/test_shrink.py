@@ -211,3 +211,15 @@ def test_a_policy_that_cannot_be_loaded_is_told_at_the_start(tmp_path):
     options = ["-n", 3, "--min-ranks", 2, "--heirs", f"{POLICIES}:nobody"]
     ended = run_job(tmp_path, options, PROGRAM)
     assert ended.status == 3 and "cannot be loaded" in ended.output, ended.output
+
+
+@LONG
+def test_the_program_of_the_readme(tmp_path):
+    section = (HERE.parents[1] / "README.md").read_text().partition("## When the spares")[2]
+    program = tmp_path / "shares.py"
+    program.write_text(section.partition("```python\n")[2].partition("```")[0])
+    options = ["-n", 4, "--min-ranks", 2, "--fault", "kill:3@40msg"]
+    ended = run_job(tmp_path, options, program)
+    assert ended.status == 0 and ended.report["outcome"] == "shrunk", ended.output
+    for rank in (1, 2, 3):
+        assert f"rank {rank} total 80400" in ended.output
