@@ -247,6 +247,35 @@ def report(directory: str, out: str | None) -> None:
         click.echo(str(path))
 
 
+@main.command(short_help="One timeline of all ranks, for Perfetto.")
+@click.argument("directory", metavar="DIR")
+@click.option("--out", metavar="FILE", help="The file; DIR/report/trace.json by default.")
+def trace(directory: str, out: str | None) -> None:
+    """Write the job in DIR as one timeline: epochs, recoveries by phase, faults, messages.
+
+    The file opens in Perfetto (ui.perfetto.dev) and in chrome://tracing.
+    """
+    from pathlib import Path
+
+    from ftrt.view.trace import write_trace
+
+    click.echo(str(write_trace(Path(directory), Path(out) if out else None)))
+
+
+@main.command(short_help="Watch a job while it runs.")
+@click.argument("directory", metavar="DIR")
+def top(directory: str) -> None:
+    """Show the job in DIR while it runs, and how it ended; without a terminal, once.
+
+    It reads what the job keeps for itself in shared memory, on the host of the launcher.
+    """
+    from pathlib import Path
+
+    from ftrt.view.top import command
+
+    command(Path(directory))
+
+
 @main.command(short_help="Run the recovery against simulated faults.")
 @click.option("--ranks", type=int, default=4, show_default=True, help="Ranks of the job.")
 @click.option("--seeds", type=int, default=1000, show_default=True, help="How many seeds to run.")

@@ -24,6 +24,7 @@ from ftrt.launch.hosts import Place
 from ftrt.launch.judge import Verdict, before_the_job, judge, read_ranks
 from ftrt.launch.output import Output
 from ftrt.launch.patience import AgentPatience, TailPatience
+from ftrt.launch.samples import Samples
 from ftrt.launch.screen import PlainScreen, Suspicions
 from ftrt.launch.starting import Children
 from ftrt.launch.stop import Stop
@@ -109,6 +110,7 @@ class Attempt:
         self._screen = screen
         self._suspicions = Suspicions()
         self._gauge = Gauge(job_directory(env["FTRT_JOB"], self._number) / "board")
+        self._samples = Samples(ledger / "run", self._number)
         self._lost_since: float | None = None
         self._gave_up = ""
         self._mpirun_ended: int | None = None
@@ -144,6 +146,7 @@ class Attempt:
         if stop.signum:  # who died of it is no news
             return _stopped(stop)
         self._show_events()  # and the output was read to its end
+        self._samples.add(self._gauge.read(now := time.monotonic()), now, last=True)
         signum = self.output.signum
         return self._final(verdict, 128 + signum if signum else process.returncode)
 
@@ -295,7 +298,9 @@ class Attempt:
         now = time.monotonic()
         for event in self._suspicions.pass_on(self._events.new(self._number), now):
             self._screen.event(event)
-        self._screen.progress(self._gauge.read(now))
+        reading = self._gauge.read(now)
+        self._screen.progress(reading)
+        self._samples.add(reading, now)
 
     def _see_off(self, process: subprocess.Popen[str], stop: Stop) -> None:
         """Let the ranks do what their program does after the job's work, within limits.

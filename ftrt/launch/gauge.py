@@ -12,7 +12,18 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftrt.host.words import DONE, HEADER_WORDS, MAGIC, MESSAGES, TOTAL, VERSION, Status, Word
+from ftrt.host.words import (
+    DONE,
+    ENTRY_WORDS,
+    HEADER_WORDS,
+    MAGIC,
+    MESSAGES,
+    TOTAL,
+    VERSION,
+    Field,
+    Status,
+    Word,
+)
 
 #: Rates are taken over this long, so that a recovery is seen in them and a hiccup is not.
 WINDOW_S = 5.0
@@ -72,6 +83,20 @@ class Gauge:
     def agent_beat(self) -> int:
         """What the agent counts up as it goes; -1 before there is a board."""
         return self._word(Word.AGENT_BEAT) if self._open() else -1
+
+    @property
+    def agent_pid(self) -> int:
+        """Process of the agent, 0 before there is a board."""
+        return self._word(Word.AGENT_PID) if self._open() else 0
+
+    @property
+    def processes(self) -> int:
+        """Processes that the board has room for, 0 before there is one."""
+        return self._word(Word.PROCESSES) if self._open() else 0
+
+    def field(self, process: int, field: Field) -> int:
+        """A field of a process's entry."""
+        return self._word(HEADER_WORDS + process * ENTRY_WORDS + field)
 
     def read(self, now_s: float) -> Reading | None:
         """Return the state at ``now_s`` (a monotonic time), None before the job runs."""

@@ -143,11 +143,11 @@ def read_job(directory: Path) -> Job:
     about = record.read_job(directory)
     records = [record.read_record(directory, number) for number in record.epochs(directory)]
     run = directory / "run"
-    events = sorted(_lines(run.glob("events*.jsonl")), key=_place)
+    events = sorted(lines_of(run.glob("events*.jsonl")), key=_place)
     numbers = {int(r.get("attempt", 1)) for r in records} | {int(e["attempt"]) for e in events}
     numbers |= {int(p.name[8:]) for p in run.glob("attempt-*") if p.name[8:].isdecimal()}
-    samples = sorted(_lines([run / "progress.jsonl"]), key=_place)
-    ends = {n: _end_s(run, n, [*events, *samples]) for n in numbers}
+    samples = sorted(lines_of([run / "progress.jsonl"]), key=_place)
+    ends = {n: _end_s(run, n, events, samples) for n in numbers}
     last = run / f"attempt-{max(numbers, default=1)}"
     ranks = {
         rank: found for rank in range(int(about.get("ranks", 0))) if (found := _rank(last, rank))
@@ -162,7 +162,7 @@ def _audited(directory: Path) -> dict[str, Any]:
         return {"ok": False, "error": str(error), "streams": []}
 
 
-def _lines(paths: Iterable[Path]) -> list[dict[str, Any]]:
+def lines_of(paths: Iterable[Path]) -> list[dict[str, Any]]:
     """Whole lines of files that other processes append to."""
     found = []
     for path in paths:
@@ -187,12 +187,17 @@ def _rank(directory: Path, rank: int) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _end_s(run: Path, attempt: int, events: list[dict[str, Any]]) -> float:
-    """When the last rank recorded its end; not before the last event."""
-    last = max((float(e["t"]) for e in events if int(e["attempt"]) == attempt), default=0.0)
+def _end_s(run: Path, attempt: int, *told: list[dict[str, Any]]) -> float:
+    """When the last rank recorded its end, else when the attempt was last heard of."""
+    events, samples = (
+        max((float(e["t"]) for e in lines if int(e["attempt"]) == attempt), default=0.0)
+        for lines in told
+    )
     start = run / f"attempt-{attempt}.start"
     ends = [_seconds_between(start, p) for p in (run / f"attempt-{attempt}").glob("rank-*.json")]
-    return max([last + _REST_S, *ends])
+    if not ends:
+        return max(events + _REST_S, samples)
+    return max([events + _REST_S, *ends])
 
 
 def _seconds_between(earlier: Path, later: Path) -> float:

@@ -43,7 +43,7 @@ def pictures(job: Job) -> list[Picture]:
                 partial(draw_recoveries, job),
             )
         )
-    if any(len(points) > 1 for points in stream_points(job).values()) or job.samples:
+    if any(len(points) > 1 for points in stream_points(job).values()):
         made.append(
             Picture(
                 "streams",
@@ -51,6 +51,16 @@ def pictures(job: Job) -> list[Picture]:
                 "What each stream's receiver had consumed when an epoch began, and at the end, "
                 "from the epochs' records and the ledger.",
                 partial(draw_streams, job),
+            )
+        )
+    if len(job.samples) > 2:
+        made.append(
+            Picture(
+                "messages",
+                "Messages of each rank",
+                "Messages that a rank sent or consumed in the attempt, as the launcher saw it from "
+                "time to time.",
+                partial(draw_messages, job),
             )
         )
     return made
@@ -202,6 +212,31 @@ def stream_points(job: Job) -> dict[str, list[tuple[int, float, int]]]:
             if _is_of(row, name):
                 points.append((last, job.ends_s[last], int(row["consumed"])))
     return found
+
+
+def draw_messages(job: Job, look: Look) -> Figure:
+    """One line a rank, one panel an attempt."""
+    attempts = sorted({int(sample["attempt"]) for sample in job.samples})[-MOST_ATTEMPTS:]
+    ranks = min(int(job.about.get("ranks", 1)), MOST_STREAMS)
+    columns = 3 if look.narrow else 8
+    figure, axes = _stacked(look, len(attempts), 2.2, ranks, columns)
+    for axis, attempt in zip(axes, attempts, strict=True):
+        mine = [sample for sample in job.samples if sample["attempt"] == attempt]
+        times = [sample["t"] for sample in mine]
+        for rank in range(ranks):
+            counts = [sample["messages"][rank] for sample in mine]
+            axis.plot(times, counts, color=look.colour(rank), label=f"rank {rank}")
+        for event in job.of("died", attempt):
+            axis.axvline(event["t"], color=look.bad, linewidth=0.8, linestyle=(0, (4, 2)))
+        if len(attempts) > 1:
+            axis.set_title(f"attempt {attempt}")
+        axis.set_ylim(bottom=0)
+        axis.set_ylabel("messages")
+        axis.grid(axis="both")
+    axes[-1].set_xlabel("seconds since the attempt began")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", ncols=columns, fontsize=8)
+    return figure
 
 
 def _is_of(row: dict[str, Any], name: str) -> bool:

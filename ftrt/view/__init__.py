@@ -1,0 +1,1 @@
+"""``ftrt trace`` and ``ftrt top``: a job's records on one timeline, and a job while it runs."""
