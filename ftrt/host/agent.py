@@ -333,8 +333,8 @@ class Agent:
 
     def _do_Note(self, effect: fx.Note) -> None:
         if effect.kind == "depleted":
+            # Nobody is woken for it: the spare that takes over just now needs the cores.
             self.events.write_later("depleted", reason=effect.text)
-            self.board.ring_all()
         elif effect.kind not in ("died", "suspected", "cleared"):
             self.events.write("note", text=effect.text, kind=effect.kind)
 
@@ -369,7 +369,7 @@ class Agent:
 
     def _let_go(self) -> None:
         """Those that were held know the epoch now."""
-        for process in self._everybody:
+        for process in self._everybody if self.config.least else ():
             word = self.board.index(process, Field.HEIR)
             atomics.swap_if(self.board.words, word, Heir.HELD.value, Heir.WILLING.value)
 

@@ -119,6 +119,8 @@ class Inheritance:
     def is_over(self) -> bool:
         """Say that there is nothing to do here now; whether that is so everywhere."""
         job = self._runtime.job
+        if not self._runtime.config.least:
+            return True  # nobody can inherit anything
         self._say_idle(True)
         return not job.moved_on and all(map(self._has_nothing_to_do, set(job.processes.values())))
 

@@ -190,6 +190,11 @@ class Runtime(Seat):
             for hook in hooks:
                 hook(self)
 
+    @property
+    def acting_for(self) -> list[Seat]:
+        """The ranks that this process acts for: its own, then those that it inherited."""
+        return self.heirs.all_seats
+
     def seats(self) -> Iterator[Seat]:
         """This rank, then each rank that it inherits, until nobody has work left.
 

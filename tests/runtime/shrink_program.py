@@ -19,6 +19,7 @@ def parse():
     parser.add_argument("--fan", default="out", choices=["out", "in"])
     parser.add_argument("--effects")
     parser.add_argument("--delay-us", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--spool", action="store_true")
     parser.add_argument("--alone", action="store_true", help="Never take anything over.")
     return parser.parse_args()
@@ -32,7 +33,12 @@ def send(seat, to, options):
     again = {"spool": True} if options.spool else {"replay": lambda seq: make(seq, seat.rank)}
     with seat.sender("numbers", to=to, **again) as out:
         while out.next_seq <= options.messages:
-            out.send(make(out.next_seq, seat.rank))
+            if options.batch > 1:
+                count = min(options.batch, options.messages + 1 - out.next_seq)
+                seqs = range(out.next_seq, out.next_seq + count)
+                out.send_batch(np.stack([make(seq, seat.rank) for seq in seqs]))
+            else:
+                out.send(make(out.next_seq, seat.rank))
             time.sleep(options.delay_us * 1e-6)
 
 
@@ -79,9 +85,11 @@ def main():
             sums = consume(rt.receiver("numbers", sources[0]), options, rt.rank)
         else:
             sums = consume(rt.inbox("numbers", sources), options, rt.rank)
-        sums.setdefault(rt.rank, {})
-        for rank, found in sorted(sums.items()):
-            check(rank, found, sources, options)
+        for seat in rt.acting_for:
+            state = {int(key): value for key, value in (seat.restore() or {}).items()}
+            check(seat.rank, state, sources, options)
+            for source, value in sums.get(seat.rank, {}).items():
+                assert value.tolist() == state[source].tolist()
 
 
 main()

@@ -101,6 +101,26 @@ def test_what_an_effect_left_is_there_at_class_power_too(tmp_path):
 
 
 @LONG
+@pytest.mark.parametrize("fan", ["out", "in"])
+def test_batches(tmp_path, fan):
+    shrink_job(tmp_path, ["kill:3@100msg"], fan=fan, arguments=["--batch", 16])
+
+
+@LONG
+@pytest.mark.parametrize("at", [299, 300])
+@pytest.mark.parametrize("fan", ["out", "in"])
+def test_a_death_at_the_end_of_the_work(tmp_path, fan, at):
+    ended = shrink_job(tmp_path, [f"kill:3@{at}msg"], fan=fan, arguments=["--delay-us", 100])
+    assert ended.named("shrunk")
+
+
+@LONG
+def test_a_program_that_could_shrink_runs_as_ever_where_it_may_not(tmp_path):
+    ended = shrink_job(tmp_path, ["kill:3@100msg"], least=0, options=["--spares", 1])
+    assert ended.report["outcome"] == "continued" and not ended.named("shrunk")
+
+
+@LONG
 def test_two_die_at_once(tmp_path):
     ended = shrink_job(tmp_path, ["kill:2@100msg", "kill:3@100msg"], ranks=5)
     assert {event["rank"] for event in ended.named("shrunk")} == {2, 3}
