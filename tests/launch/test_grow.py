@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ftrt.cli import main
 from ftrt.errors import UsageError
 from ftrt.launch.grow import grow, grown
 from ftrt.ledger.record import create_job, lock_directory
@@ -53,6 +55,13 @@ def test_what_cannot_be_is_refused(ledger, spares, says):
     assert grown(ledger) == 0
 
 
+def test_the_command(ledger):
+    said = CliRunner().invoke(main, ["grow", str(ledger), "2"])
+    assert said.exit_code == 0 and said.output.startswith("ftrt: 2 spares more")
+    said = CliRunner().invoke(main, ["grow", str(ledger), "0"])
+    assert said.exit_code == 2 and "use 1 or more" in said.output
+
+
 def test_there_must_be_a_job(tmp_path):
     with pytest.raises(UsageError, match="holds no job"):
         grow(tmp_path, 1)
@@ -62,10 +71,20 @@ def test_a_shrunk_job_grows_back_at_its_restart(tmp_path):
     """Rank 3 is inherited; a spare is asked for; rank 0 dies and all begin again, with a spare."""
     ledger, report = tmp_path / "ledger", tmp_path / "report.json"
     program = ROOT / "tests" / "runtime" / "shrink_program.py"
-    run = [sys.executable, "-m", "ftrt.cli"]
     options = ["-n", 4, "--min-ranks", 2, "--restarts", 1, "--fault", "kill:3@60msg"]
-    command = [*run, "run", "--ledger", ledger, "--json", report, *options, program]
-    command += ["--messages", 600, "--delay-us", 4000]
+    command = [
+        sys.executable,
+        "-m",
+        "ftrt.cli",
+        "run",
+        "--ledger",
+        ledger,
+        "--json",
+        report,
+        *options,
+        program,
+    ]
+    command += ["--messages", 700, "--delay-us", 3000]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     job = subprocess.Popen(
         [str(word) for word in command],
@@ -77,9 +96,7 @@ def test_a_shrunk_job_grows_back_at_its_restart(tmp_path):
     )
     try:
         assert await_event(ledger, "shrunk", 40)
-        ask = [*run, "grow", str(ledger), "2"]
-        said = subprocess.run(ask, env=env, capture_output=True, text=True, timeout=20)
-        assert said.returncode == 0 and "from the next attempt on, not at once" in said.stdout
+        assert "from the next attempt on, not at once" in grow(ledger, 2)
         os.kill(acting(ledger)[0], signal.SIGKILL)  # the only sender: no rank inherits that
         output, _ = job.communicate(timeout=60)
     finally:

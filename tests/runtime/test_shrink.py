@@ -190,6 +190,7 @@ def test_a_job_that_may_not_shrink_does_not(tmp_path, options, arguments, says):
     assert ended.status == 3 and says in ended.output, ended.output
 
 
+@LONG
 def test_it_shrinks_no_further_than_it_may(tmp_path):
     faults = ["--fault", "kill:2@50msg", "--fault", "kill:3@90msg"]
     ended = run_job(tmp_path, ["-n", 4, "--min-ranks", 3, *faults], PROGRAM)
@@ -202,6 +203,7 @@ def test_the_only_senders_death_is_a_named_end(tmp_path):
     assert ended.status == 3 and "rank 0 has no heir" in ended.output, ended.output
 
 
+@LONG
 def test_a_restart_after_a_shrink_grows_back(tmp_path):
     """The second attempt has a process for each rank again, with the state that the heir left."""
     faults = ["kill:3@60msg", "kill:0@200msg"]
