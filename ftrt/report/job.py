@@ -16,6 +16,8 @@ from ftrt.ledger.audit import audit
 #: A record that was copied has the copy's times; an attempt without a better sign ends so long
 #: after its last event.
 _REST_S = 0.05
+#: Between a change and the launcher's look at it.
+_LOOK_S = 0.15
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class Job:
             (float(e["t"]) for e in self.events if e.get("attempt") == attempt), default=1e9
         )
         made = _seconds_between(start, record.record_path(self.directory, int(found["epoch"])))
+        seen = [float(s["t"]) for s in self.samples if s["attempt"] == attempt]
+        if seen:  # the launcher looks every 50 ms, so that files that were copied cannot mislead
+            made = min(max(made, seen[0] - _LOOK_S), seen[0])
         return min(max(made, 0.0), first, self.ends_s.get(attempt, 1e9))
 
     def spans(self) -> list[Span]:
@@ -190,14 +195,16 @@ def _rank(directory: Path, rank: int) -> dict[str, Any] | None:
 def _end_s(run: Path, attempt: int, *told: list[dict[str, Any]]) -> float:
     """When the last rank recorded its end, else when the attempt was last heard of."""
     events, samples = (
-        max((float(e["t"]) for e in lines if int(e["attempt"]) == attempt), default=0.0)
-        for lines in told
+        [line for line in lines if int(line["attempt"]) == attempt] for lines in told
     )
+    last = max((float(event["t"]) for event in events), default=0.0) + _REST_S
     start = run / f"attempt-{attempt}.start"
     ends = [_seconds_between(start, p) for p in (run / f"attempt-{attempt}").glob("rank-*.json")]
+    moved = [s for s in samples if s.get("messages") != samples[-1].get("messages")]
+    moving = [float(s["t"]) for s in samples[len(moved) : len(moved) + 1]]
     if not ends:
-        return max(events + _REST_S, samples)
-    return max([events + _REST_S, *ends])
+        return max([last, *(float(sample["t"]) for sample in samples[-1:])])
+    return max([last, *ends, *moving])
 
 
 def _seconds_between(earlier: Path, later: Path) -> float:

@@ -190,8 +190,9 @@ def job_page(job: Job) -> Page:
     page.note(", ".join(f"{what}: {count}" for count, what in counts))
     about = job.about
     command = " ".join([str(about.get("program", "")), *map(str, about.get("args") or ())])
-    size = f"{about.get('ranks')} ranks, {about.get('spares')} spares, class {about.get('stable')}"
-    page.facts([("program", command), ("job", size), ("seed", str(about.get("seed")))])
+    facts = [("program", command)]
+    facts += [(name, str(about.get(name))) for name in ("ranks", "spares", "stable", "seed")]
+    page.facts(facts)
     return page
 
 

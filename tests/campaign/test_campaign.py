@@ -68,6 +68,11 @@ def test_a_graph_is_duplicated_where_completion_decides(tmp_path):
     assert cells["completion"]["duplicates"] > 0
     phases = cells["consumption"]["phases_ms"]
     assert list(phases) == ["detect", "close", "record", "publish", "resume"]
+    drawn = tmp_path / "out" / "report"
+    names = {"report.html", *(f"{n}-host-tcp.png" for n in ("figure2", "phases", "recovery"))}
+    assert {path.name for path in drawn.iterdir()} == names
+    told = f"{cells['completion']['duplicates']:,} duplicated"
+    assert told in (drawn / "report.html").read_text()
 
 
 @pytest.mark.timeout(110)

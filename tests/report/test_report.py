@@ -251,3 +251,10 @@ def test_without_matplotlib_one_sentence_says_what_to_type(campaign):
     assert ended.stderr.strip() == (
         "ftrt: figures need matplotlib, which is not installed: type pip install 'ftrt[plot]'"
     )
+
+
+def test_a_copy_whose_files_have_other_times_says_the_same(job, tmp_path):
+    shutil.copytree(job.ledger, tmp_path / "copy", copy_function=shutil.copyfile)
+    mine, copied = read_job(job.ledger), read_job(tmp_path / "copy")
+    assert copied.begins_s()[1] == pytest.approx(mine.begins_s()[1], abs=0.2)
+    assert copied.ends_s[1] == pytest.approx(mine.ends_s[1], abs=0.5)
