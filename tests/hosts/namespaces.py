@@ -9,6 +9,7 @@ what a host that loses power looks like to the others.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shlex
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 
 _TOOLS = ("unshare", "nsenter", "ip", "mount", "umount")
 _MADE_WITHIN_S = 10.0
+_PR_SET_PDEATHSIG = 1
 _KINDS = ("net", "mnt", "pid", "uts", "ipc")
 
 # What the host shall see of /tmp is put into the new one before that covers the old.
@@ -195,7 +197,7 @@ def hosts(
         words = {"python": sys.executable, "script": _SCRIPT, "directory": directory}
         ssh.write_text(_SSH.format(**{k: shlex.quote(str(w)) for k, w in words.items()}))
         ssh.chmod(0o755)
-        switch = subprocess.Popen(["unshare", "--net", "sleep", "86400"])
+        switch = subprocess.Popen(["unshare", "--net", "sleep", "86400"], preexec_fn=_end_with_us)
         _await(lambda: _differs(switch.pid, "net"), "the switch")
         _ip(switch.pid, "link add bridge type bridge")
         _ip(switch.pid, "link set bridge up")
@@ -223,13 +225,20 @@ def _start(host: Host, index: int, directory: Path, seen: Sequence[Path], switch
     words += [sys.executable, str(_SCRIPT)]
     with open(directory / f"log-{host.name}", "w") as log:
         begin = ["unshare", *flags, "--fork", "--kill-child", *words]
-        host._holder = holder = subprocess.Popen(begin, stdin=subprocess.DEVNULL, stderr=log)
+        host._holder = holder = subprocess.Popen(
+            begin, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=_end_with_us
+        )
     _await(lambda: (directory / f"host-{host.name}").exists(), f"host {host.name}")
     host.pid = _children(holder.pid)[0]
     _ip(switch, f"link add v{index} type veth peer name eth0 netns {host.pid}")
     _ip(switch, f"link set v{index} master bridge up")
     host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
     host.run("ip", "link", "set", "eth0", "up")
+
+
+def _end_with_us() -> None:
+    """In a child: be killed when whoever makes the hosts is, even by SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _children(pid: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -85,8 +86,32 @@ def test_the_end_of_a_host_ends_all_that_runs_there_and_nothing_stays():
         directory = one.shared.parent
     assert not directory.exists()
     assert str(directory) not in Path("/proc/mounts").read_text()
+    assert not running(directory)
+
+
+def test_whoever_makes_them_may_be_killed():
+    code = "import sys, time; sys.path.insert(0, sys.argv[1]); from namespaces import hosts\n"
+    code += "with hosts(['a', 'b']) as both: print(both.shared.parent, flush=True); time.sleep(60)"
+    words = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    maker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    directory = Path(maker.stdout.readline().strip())
+    maker.kill()
+    maker.wait()
+    end = time.monotonic() + 5
+    while running(directory):
+        assert time.monotonic() < end, running(directory)
+        time.sleep(0.02)
+    shutil.rmtree(directory)
+
+
+def running(directory: Path) -> list[str]:
+    """Command lines of the processes that name a directory."""
+    found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            assert str(directory) not in entry.read_text()
+            text = entry.read_text()
         except OSError:
             continue  # gone meanwhile
+        if str(directory) in text:
+            found.append(text)
+    return found
