@@ -228,10 +228,10 @@ def deaths_while_publishing_are_forgotten():
 
 @mutation("stable is announced before the sync is through")
 def stable_before_the_sync():
-    def sync(self, then, *args):
+    def sync(self, rank, then, *args):
         self.world.after(0, then, *args)
         if self.world.plan.stable == "process":
-            self.ledger.write(len(self.ledger.events))
+            self.ledgers[rank].write(len(self.ledgers[rank].events))
 
     return [(Process, "sync", sync)]
 
@@ -278,7 +278,7 @@ def marks_are_heard_after_the_closing():
     real = WireSender.on_marks
 
     def on_marks(self, epoch, consumed, stable, news):
-        ledger = self.process.ledger
+        ledger = self.process.ledgers[self.stream.source]
         closed, ledger.closed = ledger.closed, False
         real(self, epoch, consumed, stable, news)
         ledger.closed = closed
