@@ -120,13 +120,13 @@ def test_signals_leave_nothing(tmp_path, signum):
         job = json.loads((tmp_path / "ledger/job.json").read_text())["job"]
         assert len(_alive(job)) >= 4  # two ranks, a spare, the agent
         launcher.send_signal(signum)
-        end = time.monotonic() + 2.0
+        end = time.monotonic() + 8.0
         while (left := _left(job)) and time.monotonic() < end:
             time.sleep(0.02)
         assert not left
-        status = launcher.wait(2)
+        status = launcher.wait(8)
         assert status == (-signum if signum == signal.SIGKILL else 128 + signum)
-        told = launcher.stderr.read().splitlines()[2:]
+        told = [line for line in launcher.stderr.read().splitlines() if "exit" in line]
         assert len(told) == (status > 0)
         assert not told or told[0].startswith(f"ftrt: exit {status}: stopped by {signum.name}; ")
     finally:
