@@ -234,7 +234,12 @@ class Agent:
             self._end_without_ulfm(rank, process, by)
             return
         self._times = {"detect": time.perf_counter()}
-        self._detected = {"rank": rank, "process": process, "by": by}
+        self._detected = {
+            "rank": rank,
+            "process": process,
+            "by": by,
+            **self.health.detection(process, by),
+        }
         self._rouse_spare(rank)
         self.watch.stand_back(process)
         self.events.write_later("died", **self._detected, epoch=self.core.epoch.counter)

@@ -11,6 +11,7 @@ from ftrt.runtime.config import Config
 from ftrt.runtime.events import EventLog
 
 _MOVING = (Phase.RUNNING,)
+_NO_HEARTBEAT, _NO_PROGRESS = "no heartbeat", "no progress"
 
 
 class Health:
@@ -51,10 +52,35 @@ class Health:
             silent = self._silence(process, now, late_s)
             self._suspect(process, silent)
             if silent > self._config.evict_timeout_s:
-                found.append((process, f"no heartbeat for {silent:.1f} s"))
+                found.append((process, f"{_NO_HEARTBEAT} for {silent:.1f} s"))
             elif self._stalled(process, now) > (limit := self._stall_limit_s(process)):
-                found.append((process, f"no progress for {limit:g} s"))
+                found.append((process, f"{_NO_PROGRESS} for {limit:g} s"))
         return found
+
+    def detection(self, process: int, by: str) -> dict[str, object]:
+        """What a record says of how a death was seen.
+
+        Parameters
+        ----------
+        process : int
+        by : str
+            The evidence, as :meth:`overdue` words it, or whoever else says that it is gone.
+
+        Returns
+        -------
+        dict
+            ``layer``, the one that saw it first, and ``silent_ms``, the time since the last sign
+            of life that this layer goes by, as old as the agent's last look at most.
+        """
+        layer, seen = by, self._beats
+        if by.startswith(_NO_HEARTBEAT):
+            layer = "heartbeat"
+        elif by.startswith(_NO_PROGRESS):
+            layer, seen = "progress", self._progress
+        return {
+            "layer": layer,
+            "silent_ms": round((time.monotonic() - seen[process][1]) * 1e3, 3),
+        }
 
     def _silence(self, process: int, now: float, late_s: float) -> float:
         beat, (last, since) = self._board.get(process, Field.BEAT), self._beats[process]

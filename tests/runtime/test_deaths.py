@@ -45,6 +45,7 @@ def test_an_end_is_healed_by_a_spare(tmp_path, kind, rank):
     (recovery,) = ended.named("recovery")
     assert recovery["rank"] == rank
     assert set(recovery["phases_ms"]) == {"close", "record", "publish"}
+    assert recovery["layer"] == "mutex" and 0 <= recovery["silent_ms"] < 300  # less than a suspect
 
 
 @pytest.mark.timeout(400)
@@ -112,6 +113,7 @@ def test_a_hang_is_replaced(tmp_path):
     ended = stream_job(tmp_path, ["hang:1@50msg"], options=["--stall-timeout-s", 1])
     (recovery,) = ended.named("recovery")
     assert "no progress" in recovery["by"]
+    assert recovery["layer"] == "progress"
 
 
 def test_spares_depleted_is_a_named_end(tmp_path):

@@ -24,6 +24,7 @@ def test_a_frozen_rank_is_replaced(tmp_path):
     ended = stream_job(tmp_path, ["freeze:1@50msg"], options=["--evict-timeout-s", 0.5])
     (recovery,) = ended.named("recovery")
     assert "no heartbeat" in recovery["by"]
+    assert recovery["layer"] == "heartbeat" and recovery["silent_ms"] > 500
 
 
 def test_a_throttled_rank_is_not_replaced(tmp_path):
