@@ -33,6 +33,7 @@ from ftrt.runtime.config import TIMEOUTS, Config
 _PASSED_ON = (
     *("FTRT_SHM", "FTRT_SYNC_INTERVAL_S", *map("FTRT_{}_TIMEOUT_S".format, TIMEOUTS)),
     *("FTRT_NCCL_MODE", "FTRT_NCCL_PATH", "FTRT_NCCL_LIBRARY", "FTRT_FAKE_GPUS", "FTRT_SHARE_GPU"),
+    *("FTRT_NCCL_REGISTER", "FTRT_FAKE_WITHOUT"),
 )
 
 # Where mpirun keeps its session. Under the system's folder for temporary files one that was killed

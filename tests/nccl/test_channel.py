@@ -31,7 +31,9 @@ def until(ready, limit_s=20.0):
 class Ends:
     """A sender in process 0, a receiver in process 1, a spare's plane as process 2."""
 
-    def __init__(self, directory: Path, slots=8, slot_bytes=4096, path="graph", spares=()):
+    def __init__(
+        self, directory: Path, slots=8, slot_bytes=4096, path="graph", spares=(), register="buffer"
+    ):
         self.holder = {0: 0, 1: 1}
         self.planes = [
             NcclPlane(
@@ -42,6 +44,7 @@ class Ends:
                 FakeNccl(),
                 spares=[s for s in spares if s % 2 != process % 2],
                 path=path,
+                register=register,
             )
             for process in (0, 1, *spares)
         ]

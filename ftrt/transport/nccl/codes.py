@@ -37,7 +37,10 @@ class Action(enum.Enum):
     POLL = "poll the asynchronous error until it has passed, with a deadline"
     RAISE = "raise: a fault of this program or of ftrt"
     GIVE_UP = "give the channel up, go on over a standby communicator, abort this one aside"
-    END_PROCESS = "end this process, so that a spare on another GPU replaces it"
+    END_PROCESS = (
+        "end this process if its GPU is lost, so that a spare on another one replaces it; else as "
+        "with a lost communicator"
+    )
 
 
 class Meaning(NamedTuple):

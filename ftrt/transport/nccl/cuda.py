@@ -38,7 +38,10 @@ class CudaMemory:
 
     def __init__(self, size: int, stream: CudaStream) -> None:
         self.size, self._stream = size, stream
-        self.address = cupy.cuda.runtime.mallocAsync(size, stream.handle)
+        try:
+            self.address = cupy.cuda.runtime.mallocAsync(size, stream.handle)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(f"{size} bytes: {error}") from error
         cupy.cuda.runtime.memsetAsync(self.address, 0, size, stream.handle)
         stream.cupy.synchronize()
 
@@ -153,6 +156,11 @@ class CudaDevice:
         """Zeroed device memory."""
         return CudaMemory(size, self._allocating)
 
+    def clear(self, address: int, size: int) -> None:
+        """Zero memory that the library allocated."""
+        cupy.cuda.runtime.memsetAsync(address, 0, size, self._allocating.handle)
+        self._allocating.cupy.synchronize()
+
     def host_words(self, count: int) -> CudaWords:
         """Zeroed pinned words."""
         return CudaWords(count)
@@ -229,8 +237,11 @@ class CudaDevice:
             stream.cupy.begin_capture(1)  # of this thread alone: others go on allocating
             try:
                 work()
-            finally:
-                graph = stream.cupy.end_capture()
+            except BaseException:
+                with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # says nothing more
+                    stream.cupy.end_capture()
+                raise
+            graph = stream.cupy.end_capture()
         return CudaGraph(graph)
 
     def array(self, value: Any) -> Any:

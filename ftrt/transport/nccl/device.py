@@ -53,6 +53,9 @@ class Device(Protocol):
     def memory(self, size: int) -> Memory:
         """Zeroed device memory."""
 
+    def clear(self, address: int, size: int) -> None:
+        """Zero device memory, whoever allocated it; done when this returns."""
+
     def host_words(self, count: int) -> HostWords:
         """Zeroed words that host and device see."""
 

@@ -10,7 +10,12 @@ contract suite runs against both):
   waits; over sockets (``transport="socket"``) it is a remote error;
 - revoke ends the work in flight; a second revoke, and finalize after it, are invalid arguments, new
   work is invalid usage; destroy is right;
-- abort with a live captured graph does not come back until the graph is destroyed.
+- abort with a live captured graph does not come back until the graph is destroyed;
+- memory that a communicator has registered must not be freed before that was taken back, or before
+  the communicator has ended; whoever registers with one that has ended, or takes back what is not
+  there, is told so. A window is made by all ranks together, of one size.
+
+Where the real library would crash, any call on a communicator that was freed, this one raises.
 """
 
 from __future__ import annotations
@@ -25,15 +30,24 @@ import tempfile
 import threading
 import time
 import uuid
+import weakref
 from typing import Any
 
 from ftrt.transport.nccl.capabilities import FEATURES, Capabilities
 from ftrt.transport.nccl.codes import Result
-from ftrt.transport.nccl.fake_device import live_graphs, stream_of
+from ftrt.transport.nccl.fake_device import FakeMemory, live_graphs, stream_of
 
 _POLL_S = 0.005
 _HEAD = struct.Struct("<q")
 _numbers = itertools.count(1)
+
+
+class UseAfterFree(RuntimeError):
+    """A call on a communicator whose memory the library has given back."""
+
+
+#: What this process did that a real library would not have survived, or would have leaked.
+misuses: list[str] = []
 
 
 class FakeComm:
@@ -48,6 +62,8 @@ class FakeComm:
         self.revoked = self.finalized = self.ended = False
         self.in_flight = 0
         self.graphs: list[Any] = []
+        self.registered: dict[int, tuple[int, int]] = {}
+        self.handles = itertools.count(1)
         self.lock = threading.Lock()
 
     def close(self) -> None:
@@ -81,6 +97,14 @@ class FakeNccl:
     ) -> None:
         self.capabilities = Capabilities(library, 23203, frozenset(FEATURES) - without)
         self._transport, self._teardown_s = transport, teardown_s
+        self._memories: dict[int, FakeMemory] = {}
+        self._comms: weakref.WeakSet[FakeComm] = weakref.WeakSet()
+
+    @staticmethod
+    def _must_exist(comm: FakeComm, call: str) -> None:
+        if comm.ended:
+            misuses.append(f"{call} on a communicator that was freed")
+            raise UseAfterFree(misuses[-1])
 
     def unique_id(self) -> bytes:
         """The name of a socket."""
@@ -91,6 +115,7 @@ class FakeNccl:
         if not 0 <= rank < ranks:
             return Result.INVALID_ARGUMENT, None
         comm = FakeComm(ranks, rank)
+        self._comms.add(comm)
         path = unique_id.rstrip(b"\0").decode()
         if blocking:
             self._meet(comm, path)
@@ -145,6 +170,7 @@ class FakeNccl:
 
     def async_error(self, comm: FakeComm) -> tuple[int, int]:
         """The state, as it is."""
+        self._must_exist(comm, "async_error")
         return Result.SUCCESS, comm.state
 
     def send(self, comm: FakeComm, peer: int, addresses, sizes, stream: int) -> int:
@@ -156,6 +182,7 @@ class FakeNccl:
         return self._post(comm, peer, addresses, sizes, stream, self._receive_one)
 
     def _post(self, comm, peer, addresses, sizes, stream, move) -> int:
+        self._must_exist(comm, "work")
         refused = self._refused(comm)
         if refused:
             return refused
@@ -244,6 +271,7 @@ class FakeNccl:
 
     def revoke(self, comm: FakeComm) -> int:
         """End the work in flight in the background."""
+        self._must_exist(comm, "revoke")
         if comm.ended or comm.revoked or comm.state == Result.IN_PROGRESS:
             return int(self.capabilities.rule("second_revoke"))
         comm.revoked = True
@@ -261,12 +289,12 @@ class FakeNccl:
 
     def abort(self, comm: FakeComm) -> int:
         """End everything; waits while a captured graph lives."""
-        if comm.ended:
-            return Result.INVALID_ARGUMENT
+        self._must_exist(comm, "abort")
         comm.stop.set()
         while self._live_graphs(comm):
             time.sleep(_POLL_S)
         self._quiesce(comm)
+        comm.registered.clear()
         comm.ended = True
         comm.close()
         return Result.SUCCESS
@@ -293,10 +321,16 @@ class FakeNccl:
 
     def destroy(self, comm: FakeComm) -> int:
         """Free it; without finalize or revoke it waits for the work in flight, for ever."""
-        if comm.ended or comm.state == Result.IN_PROGRESS:
+        self._must_exist(comm, "destroy")
+        if comm.state == Result.IN_PROGRESS:
             return Result.INVALID_ARGUMENT
         while comm.in_flight:
             time.sleep(_POLL_S)
+        if comm.registered:
+            misuses.append(f"{len(comm.registered)} registrations were left to a destroy")
+        if self._live_graphs(comm):
+            misuses.append("a communicator was destroyed while a graph of it lived")
+        comm.registered.clear()
         comm.ended = True
         comm.close()
         return Result.SUCCESS
@@ -313,3 +347,56 @@ class FakeNccl:
         child = FakeComm(len(left), left.index(comm.rank))
         child.state = Result.SUCCESS
         return Result.SUCCESS, child
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def mem_alloc(self, size: int) -> int:
+        """Memory of the library's own."""
+        memory = FakeMemory(size)
+        self._memories[memory.address] = memory
+        return memory.address
+
+    def mem_free(self, address: int) -> int:
+        """Give it back; refused while a communicator has it registered."""
+        users = [c for c in list(self._comms) if address in (r[0] for r in c.registered.values())]
+        if users or address not in self._memories:
+            misuses.append("memory was freed while it was registered, or was none of the library's")
+            return Result.INVALID_ARGUMENT
+        self._memories.pop(address).free()
+        return Result.SUCCESS
+
+    def register(self, comm: FakeComm, address: int, size: int):
+        """Note that a buffer is registered."""
+        self._must_exist(comm, "register")
+        memory = self._memories.get(address)
+        if comm.state == Result.IN_PROGRESS or memory is None or size > memory.size:
+            return Result.INVALID_ARGUMENT, None
+        handle = next(comm.handles)
+        comm.registered[handle] = (address, size)
+        return Result.SUCCESS, handle
+
+    def deregister(self, comm: FakeComm, handle: int) -> int:
+        """Take it back; not with work in flight, which may still use it."""
+        self._must_exist(comm, "deregister")
+        if comm.in_flight:
+            misuses.append("memory was deregistered with work in flight")
+        if comm.registered.pop(handle, None) is None:
+            misuses.append("what was deregistered was not registered")
+            return Result.INVALID_USAGE
+        return Result.SUCCESS
+
+    def register_window(self, comm: FakeComm, address: int, size: int):
+        """All ranks tell each other their size, and wait until all have."""
+        code, handle = self.register(comm, address, size)
+        if code or comm.revoked:
+            return code or Result.INVALID_USAGE, None
+        for peer in comm.peers:
+            if not self._push(comm, peer, memoryview(_HEAD.pack(size))):
+                return Result.REMOTE_ERROR, None
+        for peer in comm.peers:
+            told = self._pull(comm, peer, _HEAD.size)
+            if told is None or _HEAD.unpack(told)[0] != size:
+                return Result.INVALID_ARGUMENT, None
+        return Result.SUCCESS, handle
+
+    deregister_window = deregister

@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,10 @@ from ftrt.transport.nccl import wire
 from ftrt.transport.nccl.device import HOST_ARRAY
 
 _handles = itertools.count(1)
-_streams: dict[int, FakeStream] = {}
+_streams: weakref.WeakValueDictionary[int, FakeStream] = weakref.WeakValueDictionary()
+#: Bytes of "device" memory that were not given back, of this process.
+held = {"bytes": 0}
+_POISON = 0xDD  # what is read of memory that was given back
 #: Graphs of this process that were not destroyed.
 live_graphs: list[FakeGraph] = []
 
@@ -32,9 +36,14 @@ class FakeMemory:
         self._store = np.zeros(size + 64, np.uint8)
         self.address = -(-self._store.ctypes.data // 64) * 64
         self.size = size
+        held["bytes"] += size
 
     def free(self) -> None:
-        """Nothing to do: the memory goes with the last reference."""
+        """Whoever reads it from now on reads nonsense."""
+        if self.address:
+            self.address = 0
+            self._store[:] = _POISON
+            held["bytes"] -= self.size
 
 
 class FakeWords:
@@ -58,14 +67,19 @@ class FakeEvent:
 
 
 class FakeStream:
-    """Work in order, in a thread that ends with the process."""
+    """Work in order, in a thread that ends when nobody refers to the stream any more."""
 
     def __init__(self) -> None:
         self.handle = next(_handles)
         _streams[self.handle] = self
         self._work: queue.SimpleQueue = queue.SimpleQueue()
         self.captured: list[Callable[[], object]] | None = None
-        threading.Thread(target=self._run, daemon=True, name=f"stream-{self.handle}").start()
+        threading.Thread(
+            target=_work_off, args=(self._work,), daemon=True, name=f"stream-{self.handle}"
+        ).start()
+
+    def __del__(self) -> None:
+        self._work.put(None)
 
     def put(self, work: Callable[[], object]) -> None:
         """Queue work, or note it while the stream is captured."""
@@ -74,9 +88,10 @@ class FakeStream:
         else:
             self._work.put(work)
 
-    def _run(self) -> None:
-        while True:
-            self._work.get()()
+
+def _work_off(work: queue.SimpleQueue) -> None:
+    while (one := work.get()) is not None:
+        one()
 
 
 def stream_of(handle: int) -> FakeStream:
@@ -174,12 +189,16 @@ class FakeDevice:
             raise FakeGpuError("an illegal memory access was encountered")
 
     def used_bytes(self) -> int:
-        """Nobody counts it here."""
-        return 0
+        """What this process holds."""
+        return held["bytes"]
 
     def memory(self, size: int) -> FakeMemory:
         """Zeroed memory."""
         return FakeMemory(size)
+
+    def clear(self, address: int, size: int) -> None:
+        """Zero it."""
+        ctypes.memset(address, 0, size)
 
     def host_words(self, count: int) -> FakeWords:
         """Zeroed words."""

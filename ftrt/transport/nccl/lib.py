@@ -1,9 +1,9 @@
 """The one module that calls NCCL (or RCCL): by its C interface, without a binding in between.
 
 CuPy's binding lacks revoke, shrink, grow and non-blocking communicators, and nccl4py's costs 4 to
-6 us a call; the C interface has everything and has been stable for years. Nothing here waits and
-nothing raises for a result: codes go back to whoever knows what they mean there
-(``codes``, ``states``).
+6 us a call; the C interface has everything and has been stable for years. Nothing here raises for
+a result, and nothing waits but for the handle of a window, which comes when all ranks have made
+it: codes go back to whoever knows what they mean there (``codes``, ``states``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes.util
 import glob
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -25,6 +26,12 @@ ID_BYTES = 128
 _UNDEFINED = -(1 << 31)
 _CONFIG_MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21800  # later libraries take the older, shorter struct
 _SHRINK_DEFAULT, _SHRINK_ABORT, _REVOKE_DEFAULT = 0, 1, 0
+_WINDOW_SYMMETRIC = 1
+#: Without these a library carries no stream at all.
+_NEEDED = (
+    *("ncclGetVersion", "ncclGetUniqueId", "ncclCommInitRank", "ncclCommGetAsyncError"),
+    *("ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclCommAbort", "ncclCommDestroy"),
+)
 _INSTALL = (
     "the nccl plane needs CuPy, numba-cuda and NCCL: type `pip install 'ftrt[cuda12]'` or "
     "`pip install 'ftrt[cuda13]'`, after the CUDA version that nvidia-smi shows"
@@ -69,6 +76,24 @@ class Library(Protocol):
 
     def shrink(self, comm: Any, exclude: list[int], abort: bool) -> tuple[int, Any]:
         """A new communicator without some ranks."""
+
+    def mem_alloc(self, size: int) -> int:
+        """Address of device memory that can be registered; MemoryError if there is none."""
+
+    def mem_free(self, address: int) -> int:
+        """Give it back, once no communicator has it registered."""
+
+    def register(self, comm: Any, address: int, size: int) -> tuple[int, Any]:
+        """Register memory with a communicator; local to this rank."""
+
+    def deregister(self, comm: Any, handle: Any) -> int:
+        """Take a registration back, with no work in flight."""
+
+    def register_window(self, comm: Any, address: int, size: int) -> tuple[int, Any]:
+        """Register memory of all ranks together as a symmetric window."""
+
+    def deregister_window(self, comm: Any, handle: Any) -> int:
+        """Take a window back; local to this rank."""
 
 
 class _Id(ctypes.Structure):
@@ -115,6 +140,12 @@ class Nccl:
 
     def __init__(self, path: str | None = None) -> None:
         self._lib = _load(path)
+        lacking = [symbol for symbol in _NEEDED if not hasattr(self._lib, symbol)]
+        if lacking:
+            raise UsageError(
+                f"{self._lib._name} is no NCCL that can be used, it has no {lacking[0]}: give "
+                "another library in FTRT_NCCL_PATH, or none"
+            )
         version = ctypes.c_int()
         self._declare()
         self._lib.ncclGetVersion(ctypes.byref(version))
@@ -146,6 +177,8 @@ class Nccl:
             "ncclMemFree": [ctypes.c_void_p],
             "ncclCommRegister": [comm, comm, ctypes.c_size_t, pointer(comm)],
             "ncclCommDeregister": [comm, comm],
+            "ncclCommWindowRegister": [comm, comm, ctypes.c_size_t, pointer(comm), ctypes.c_int],
+            "ncclCommWindowDeregister": [comm, comm],
         }.items():
             if hasattr(self._lib, name):
                 getattr(self._lib, name).argtypes = arguments
@@ -193,7 +226,7 @@ class Nccl:
         return self._lib.ncclCommRevoke(comm, _REVOKE_DEFAULT)
 
     def abort(self, comm: int) -> int:
-        """End the work in flight and the communicator; may block (see ``teardown``)."""
+        """End the work in flight and the communicator; may block (see ``states``)."""
         return self._lib.ncclCommAbort(comm)
 
     def finalize(self, comm: int) -> int:
@@ -235,6 +268,26 @@ class Nccl:
     def deregister(self, comm: int, handle: int) -> int:
         """Take a registration back, before the communicator ends."""
         return self._lib.ncclCommDeregister(comm, handle)
+
+    def register_window(self, comm: int, address: int, size: int) -> tuple[int, int]:
+        """Register memory of all ranks together as a symmetric window.
+
+        The place of the result is kept: a non-blocking communicator fills it in later.
+        """
+        handle = ctypes.c_void_p()
+        code = self._lib.ncclCommWindowRegister(
+            comm, address, size, ctypes.byref(handle), _WINDOW_SYMMETRIC
+        )
+        deadline_s = time.monotonic() + 5.0
+        while code == Result.IN_PROGRESS and time.monotonic() < deadline_s:
+            time.sleep(0.0002)
+            asked, state = self.async_error(comm)
+            code = asked or state
+        return code, handle.value or 0
+
+    def deregister_window(self, comm: int, handle: int) -> int:
+        """Take a window back."""
+        return self._lib.ncclCommWindowDeregister(comm, handle)
 
 
 def _is_rccl(lib: Any) -> bool:

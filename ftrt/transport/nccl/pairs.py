@@ -17,13 +17,14 @@ import contextlib
 import fcntl
 import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ftrt.errors import FtrtError
+from ftrt.errors import FtrtError, PeerFailed
 from ftrt.transport.nccl.groups import words
 from ftrt.transport.nccl.lib import ID_BYTES
 from ftrt.transport.nccl.states import Communicator, State
@@ -33,6 +34,11 @@ _SIZES = struct.Struct("<qq")
 _TURN_TIMEOUT_S = 6.0
 _LOOK_EVERY_S = 0.02
 _POLL_S = 0.0005
+_GRAPH_WAIT_S = 0.5
+
+
+def _no_slots() -> None:
+    return None
 
 
 class Pair:
@@ -55,58 +61,157 @@ class Pair:
         self.name, self.rank = name, rank
         self.peer = joiner if rank == 0 else offerer
         self.other = 1 - rank
-        self.comm = Communicator(library, f"communicator {name}", blocking)
+        self.comm = Communicator(library, f"communicator {name}", blocking, device.enter)
         self.connected = self.taken = self.retired = False
         self.failure: str | None = None
+        #: What may be written through it, kept until it has ended.
         self.memory: Any = None
+        #: Slots that are registered when it is made, for the first channel of their size.
+        self.reserved: Any = None
+        self._make_slots: Callable[[], Any] = _no_slots
+        self._slots_lock = threading.Lock()
+        self._slots_made = False
         #: Whether the channel that uses it has ended, or should; asked in a thread of its own.
         self.is_over: Callable[[], bool] = lambda: False
         self.made_s = 0.0
-        self._device = device
         self.stream: Any = None
-        self.graphs: list[Any] = []
+        self._device = device
+        self._began_s = time.monotonic()
+        self._graphs: dict[Any, Any] = {}
+        self._graph_lock = threading.Lock()
+        self._stopped = False
 
-    def join(self, unique_id: bytes) -> None:
-        """Join and exchange a message, in a thread of its own."""
+    def join(self, unique_id: bytes, slots: Callable[[], Any] = _no_slots) -> None:
+        """Join and exchange a message, in a thread of its own.
+
+        ``slots`` makes memory to register, None for none. The first message goes through it, so
+        that what the library does at the first use of memory is done before it is needed.
+        """
+        self._make_slots = slots
         threading.Thread(
             target=self._join, args=(unique_id,), daemon=True, name=f"join {self.name}"
         ).start()
 
+    def _own_slots(self) -> Any:
+        """Made by whoever needs them first: the join, or the channel that has claimed the pair."""
+        with self._slots_lock:
+            if not self._slots_made:
+                self._slots_made = True
+                self.reserved = self._make_slots()
+            return self.reserved
+
     def _join(self, unique_id: bytes) -> None:
         try:
-            began_s = time.monotonic()
             self._device.enter()
             self.comm.join(2, unique_id, self.rank)
             self._until(self.comm.settled)
             self.stream = self._device.stream()
-            memory = self._device.memory(64)
+            reserved = self._own_slots()
+            if reserved is not None and reserved.registers:
+                window = reserved.registers == "window"
+                self.comm.register(reserved.memory.address, reserved.memory.size, window)
+            memory = self._device.memory(64) if reserved is None else reserved.memory
             moves = [self.comm.send, self.comm.receive]
             for move in moves if self.rank == 0 else reversed(moves):
                 move(self.other, words([memory.address]), words([64]), self.stream.handle)
             self._until(lambda: self._device.idle(self.stream))
-            memory.free()
-            self.made_s = time.monotonic() - began_s
+            if reserved is None:
+                memory.free()
+            self.made_s = time.monotonic() - self._began_s
             self.connected = True
-        except (FtrtError, OSError, RuntimeError) as error:
-            self.failure = f"{type(error).__name__}: {error}"
+        except Exception as error:  # of CUDA too: whoever waits for it reads why it never comes
+            self.failure = self.failure or f"{type(error).__name__}: {error}"
 
-    @staticmethod
-    def _until(ready: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + CONNECT_TIMEOUT_S
+    def _until(self, ready: Callable[[], bool]) -> None:
         while not ready():
-            if time.monotonic() > end_s:
-                raise FtrtError(f"the peer did not connect within {CONNECT_TIMEOUT_S:g} s")
+            if self.is_late():
+                raise FtrtError(self.failure)
             time.sleep(_POLL_S)
 
-    def stop(self) -> None:
-        """Let its kernels leave: graphs first, then revoke, where the library has it."""
-        graphs, self.graphs = self.graphs, []
-        for graph in graphs:
-            graph.destroy()
+    def is_late(self) -> bool:
+        """Whether its time to be connected is over; it has failed then.
+
+        Asked by a thread of its own too: a join may hang inside the library.
+        """
+        late = time.monotonic() - self._began_s > CONNECT_TIMEOUT_S
+        if late and not self.connected and self.failure is None:
+            self.failure = f"the peer did not connect within {CONNECT_TIMEOUT_S:g} s"
+        return late and not self.connected
+
+    def bind(self, memory: Any) -> None:
+        """Keep a channel's slots until this has ended, and register them if they are not yet."""
+        self.memory = memory
+        if memory.registers and memory is not self.reserved and self.connected:
+            self.comm.register(memory.memory.address, memory.memory.size)
+
+    def slots_of(self, slots: int, slot_bytes: int) -> Any:
+        """The slots that it registers when it is made, if they are of this size; only once."""
+        own = self._own_slots()
+        fits = own is not None and (own.slots, own.slot_bytes) == (slots, slot_bytes)
+        return own if fits and self.memory is None else None
+
+    # -- graphs ----------------------------------------------------------------------------------
+
+    def replay(self, key: Any, stream: Any, work: Callable[[], None]) -> None:
+        """Launch what ``work`` puts into a stream, captured the first time.
+
+        Raises
+        ------
+        PeerFailed
+            The pair is being ended, by whichever thread: no graph may live then.
+        """
+        with self._graph_lock:
+            if self._stopped:
+                raise PeerFailed(f"{self.comm.name} is being ended")
+            try:
+                graph = self._graphs.get(key)
+                if graph is None:
+                    graph = self._graphs[key] = self._device.capture(stream, work)
+                graph.launch(stream)
+            except PeerFailed:
+                raise
+            except Exception as error:
+                if not self._stopped and not self.comm.is_ending:
+                    raise
+                raise PeerFailed(f"{self.comm.name} is being ended: {error}") from error
+
+    def has_graph(self, key: Any) -> bool:
+        """Whether something was captured under a key."""
+        return key in self._graphs
+
+    @property
+    def graphs(self) -> int:
+        """How many were captured and live."""
+        return len(self._graphs)
+
+    def _destroy_graphs(self, limit_s: float) -> bool:
+        if not self._graph_lock.acquire(timeout=limit_s):
+            return False  # a thread is stuck in a launch behind its kernels
+        try:
+            graphs, self._graphs = self._graphs, {}
+            for graph in graphs.values():
+                graph.destroy()
+        finally:
+            self._graph_lock.release()
+        return True
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def stop(self) -> bool:
+        """Let its kernels leave: graphs first, then revoke, where the library has it.
+
+        Returns
+        -------
+        bool
+            False if a graph could not be destroyed: the communicator must not be freed then.
+        """
+        self._stopped = True
+        destroyed = self._destroy_graphs(_GRAPH_WAIT_S)
         comm = self.comm
         if comm.state is State.READY and comm.library.capabilities.has("revoke"):
             with contextlib.suppress(FtrtError):  # it is aborted then
                 comm.revoke()
+        return destroyed or self._destroy_graphs(4 * _GRAPH_WAIT_S)
 
     def free(self) -> bool:
         """End it, after :meth:`stop`. May take a second.
@@ -128,6 +233,17 @@ class Pairs:
         In shared memory, the same for all processes of the attempt.
     process : int
         Number of this process.
+    prepare : callable
+        Told of the slots, and the bytes of each, that a peer will probably need with us.
+    slots : callable
+        Makes slots of such a size to register with a new pair; None for none.
+    alive : callable
+        Whether a process lives.
+    report : callable
+        Gets a sentence about what was left behind.
+    stuck : callable
+        Gets a sentence when a thread does not come back from the library: this process is a
+        failed one then.
     """
 
     def __init__(
@@ -139,20 +255,30 @@ class Pairs:
         blocking: bool = True,
         prepare: Callable[[int, int], object] = lambda slots, slot_bytes: None,
         alive: Callable[[int], bool] = lambda process: True,
+        slots: Callable[[int, int], Any] = lambda slots, slot_bytes: None,
+        report: Callable[[str], object] = lambda text: print(f"ftrt: {text}", file=sys.stderr),
+        stuck: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._directory, self.process = directory, process
         directory.mkdir(exist_ok=True)
         self._device, self._library = device, library
         self._blocking, self._prepare, self._alive = blocking, prepare, alive
+        self._slots, self._report, self._stuck = slots, report, stuck
         self._pairs: dict[str, Pair] = {}
         self._numbers = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self.ended = 0
+        self.failures: dict[int, int] = {}  # in a row, for each peer
         self.left_behind: list[tuple[str, Any]] = []
         self._ends: list[threading.Thread] = []
+        self._turn_lock = threading.Lock()
+        self._turns = 0
+        self._turn_file: Any = None
         self._thread = threading.Thread(target=self._watch, daemon=True, name="nccl offers")
         self._thread.start()
+
+    # -- coming into being ---------------------------------------------------------------------
 
     def offer(self, peer: int, sizes: tuple[int, int] = (0, 0)) -> Pair:
         """Begin to make a communicator with another process.
@@ -167,23 +293,55 @@ class Pairs:
         new = self._directory / f"new-{name}"
         new.write_bytes(unique_id.ljust(ID_BYTES, b"\0") + _SIZES.pack(*sizes))
         new.rename(self._directory / f"offer-{name}")
-        pair.join(unique_id)
+        pair.join(unique_id, self._slots_of(*sizes))
         return pair
+
+    def _slots_of(self, slots: int, slot_bytes: int) -> Callable[[], Any]:
+        return lambda: self._slots(slots, slot_bytes) if slots else None
+
+    def _accept(self, names: list[str]) -> None:
+        """Join what others have offered to this process."""
+        for name in names:
+            kind, _, pair_name = name.partition("-")
+            if kind != "offer" or pair_name.split("-")[1] != str(self.process):
+                continue
+            if f"over-{pair_name}-1" in names:
+                continue  # ours has ended
+            offerer = int(pair_name.split("-")[0])
+            with self._lock:
+                if pair_name in self._pairs or self._stop.is_set():
+                    continue
+                if f"over-{pair_name}-0" in names or not self._alive(offerer):
+                    self._unlink(pair_name)
+                    continue
+                pair = Pair(self._device, self._library, pair_name, 1, self._blocking)
+                self._pairs[pair_name] = pair
+            try:
+                offered = (self._directory / name).read_bytes()
+                slots, slot_bytes = _SIZES.unpack(offered[ID_BYTES:])
+                pair.join(offered[:ID_BYTES], self._slots_of(slots, slot_bytes))
+                if slots:
+                    self._prepare(slots, slot_bytes)
+            except (OSError, struct.error):
+                pair.failure = "the offer was taken back"
+
+    # -- in use --------------------------------------------------------------------------------
 
     def take(self, peer: int) -> Pair | None:
         """A connected pair with another process that nobody uses, None if there is none."""
         with self._lock:
             free = [p for p in self._pairs.values() if p.peer == peer and p.connected]
         for pair in free:
-            if not pair.taken and not pair.retired and self._claim(pair):
+            usable = not (pair.taken or pair.retired or self._is_over_there(pair))
+            if usable and self._claim(pair):
                 return pair
         return None
 
-    def take_or_offer(self, peer: int) -> Pair:
+    def take_or_offer(self, peer: int, sizes: tuple[int, int] = (0, 0)) -> Pair:
         """:meth:`take`, or a new one that is being made."""
         pair = self.take(peer)
         if pair is None:
-            pair = self.offer(peer)
+            pair = self.offer(peer, sizes)
             self._claim(pair)
         return pair
 
@@ -202,7 +360,7 @@ class Pairs:
         with self._lock:
             pair = self._pairs.get(name)
         if pair is None:
-            self._accept()
+            self._accept(sorted(os.listdir(self._directory)))
             with self._lock:
                 pair = self._pairs.get(name)
         if pair is not None:
@@ -222,74 +380,125 @@ class Pairs:
         with self._lock:
             return list(self._pairs.values())
 
+    # -- the end -------------------------------------------------------------------------------
+
     def retire(self, pair: Pair) -> None:
         """End a pair in the background; its memory is kept until nothing can write it any more."""
         with self._lock:
             if pair.retired:
                 return
             pair.retired = True
-
-        def work() -> None:
-            self._device.enter()
-            pair.stop()
-            with self._turn():
-                ended = pair.free()
-            if ended:
-                self.ended += 1
-                pair.memory = None
-            else:  # what it uses may still be written: it is kept for good
-                self.left_behind.append((pair.name, pair.memory))
-            with self._lock:
-                self._pairs.pop(pair.name, None)
-            for kind in ("offer", "claim"):
-                (self._directory / f"{kind}-{pair.name}").unlink(missing_ok=True)
-
-        thread = threading.Thread(target=work, daemon=True, name=f"end {pair.name}")
+        thread = threading.Thread(
+            target=self._end, args=(pair,), daemon=True, name=f"end {pair.name}"
+        )
         with self._lock:
             self._ends = [t for t in self._ends if t.is_alive()] + [thread]
         thread.start()
 
+    def _end(self, pair: Pair) -> None:
+        with contextlib.suppress(OSError):  # the other end learns that nobody is here any more
+            (self._directory / f"over-{pair.name}-{pair.rank}").touch()
+        why = "it did not end in time"
+        try:
+            self._device.enter()
+            ended = pair.stop()
+            with self._turn():
+                ended = pair.free() if ended else False
+        except Exception as error:  # whatever it is, the memory may still be written
+            ended, why = False, f"{type(error).__name__}: {error}"
+        if ended:
+            self.ended += 1
+            pair.memory = pair.reserved = None
+        else:  # what it uses may still be written: it is kept for good
+            self.left_behind.append((pair.name, (pair.memory, pair.reserved)))
+            self._report(f"process {self.process} leaves {pair.comm.name} behind: {why}")
+        # A channel and its pair refer to each other: memory must not wait for the collector.
+        pair.is_over, pair._make_slots = bool, _no_slots
+        if pair.comm.occupied:
+            self._stuck(f"a thread does not come back from {pair.comm.name}")
+        with self._lock:
+            self._pairs.pop(pair.name, None)
+        if self._is_over_there(pair) or not self._alive(pair.peer):
+            self._unlink(pair.name)
+
+    def _is_over_there(self, pair: Pair) -> bool:
+        return (self._directory / f"over-{pair.name}-{pair.other}").exists()
+
+    def _unlink(self, name: str) -> None:
+        """The files of a pair of which neither end is left."""
+        for file in (f"offer-{name}", f"claim-{name}", f"over-{name}-0", f"over-{name}-1"):
+            (self._directory / file).unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """This process's turn to end communicators; it comes after some seconds in any case."""
-        with open(self._directory / "ending", "w") as file:
-            end_s = time.monotonic() + _TURN_TIMEOUT_S
-            while time.monotonic() < end_s:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(_LOOK_EVERY_S / 4)
+        """This process's turn to end communicators, all of its own together; it comes after some
+        seconds in any case."""
+        with self._turn_lock:
+            self._turns += 1
+            if self._turns == 1:
+                self._turn_file = self._wait_for_turn()
+        try:
             yield
+        finally:
+            with self._turn_lock:
+                self._turns -= 1
+                if not self._turns and self._turn_file is not None:
+                    self._turn_file.close()
+                    self._turn_file = None
+
+    def _wait_for_turn(self) -> Any:
+        try:
+            file = open(self._directory / "ending", "w")  # noqa: SIM115
+        except OSError:
+            return None  # the attempt's folder has gone: nobody else is there
+        end_s = time.monotonic() + _TURN_TIMEOUT_S
+        while time.monotonic() < end_s:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOOK_EVERY_S / 4)
+        return file
 
     def _watch(self) -> None:
         while not self._stop.wait(_LOOK_EVERY_S):
-            self._accept()
-            for pair in self.everything():
-                if pair.retired or pair.comm.state is State.INIT:
-                    continue
-                if pair.is_over() or not self._alive(pair.peer):
-                    self.retire(pair)
-
-    def _accept(self) -> None:
-        """Join what others have offered to this process."""
-        for name in sorted(os.listdir(self._directory)):
-            kind, _, pair_name = name.partition("-")
-            if kind != "offer" or pair_name.split("-")[1] != str(self.process):
-                continue
-            with self._lock:
-                if pair_name in self._pairs or self._stop.is_set():
-                    continue
-                pair = Pair(self._device, self._library, pair_name, 1, self._blocking)
-                self._pairs[pair_name] = pair
             try:
-                offered = (self._directory / name).read_bytes()
-                pair.join(offered[:ID_BYTES])
-                slots, slot_bytes = _SIZES.unpack(offered[ID_BYTES:])
-                if slots:
-                    self._prepare(slots, slot_bytes)
-            except OSError:
-                pair.failure = "the offer was taken back"
+                names = sorted(os.listdir(self._directory))
+                self._accept(names)
+            except FileNotFoundError:
+                names = []  # the attempt has ended
+            for pair in self.everything():
+                self._look_at(pair, names)
+            self._sweep(names)
+
+    def _look_at(self, pair: Pair, names: list[str]) -> None:
+        if pair.retired:
+            return
+        if pair.is_late() or pair.failure:
+            self.failures[pair.peer] = self.failures.get(pair.peer, 0) + 1
+            self.retire(pair)
+            return
+        if pair.connected:
+            self.failures.pop(pair.peer, None)
+        try:
+            over = pair.is_over()
+        except Exception as error:  # one channel's trouble does not end looking after the others
+            self._report(f"{pair.comm.name}: {type(error).__name__}: {error}")
+            over = True
+        if over or f"over-{pair.name}-{pair.other}" in names or not self._alive(pair.peer):
+            self.retire(pair)
+
+    def _sweep(self, names: list[str]) -> None:
+        """What a process left that died before it saw that our end is over."""
+        for name in names:
+            kind, _, rest = name.partition("-")
+            if kind != "over":
+                continue
+            pair_name, _, rank = rest.rpartition("-")
+            ends = [int(part) for part in pair_name.split("-")[:2]]
+            ours = ends[int(rank)] == self.process and pair_name not in self._pairs
+            if ours and not self._alive(ends[1 - int(rank)]):
+                self._unlink(pair_name)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End all, together; those that do not end in time are left behind."""
@@ -297,10 +506,9 @@ class Pairs:
         with self._lock:
             pairs = list(self._pairs.values())
         for pair in pairs:
-            if pair.comm.state is not State.INIT:
-                self.retire(pair)
+            self.retire(pair)
         end_s = time.monotonic() + timeout_s
         with self._lock:
             threads = list(self._ends)
-        for thread in threads:
+        for thread in [*threads, self._thread]:
             thread.join(max(0.0, end_s - time.monotonic()))

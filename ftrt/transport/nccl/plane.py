@@ -6,23 +6,32 @@ the GPUs of one host.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import signal
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ftrt.errors import UsageError
+from ftrt.errors import RecoveryImpossible, UsageError
 from ftrt.transport.nccl import placement
 from ftrt.transport.nccl.pairs import Pair, Pairs
 from ftrt.transport.nccl.recv import RecvNccl
 from ftrt.transport.nccl.send import SendNccl
-from ftrt.transport.nccl.slots import SlotMemory
+from ftrt.transport.nccl.slots import Remains, SlotMemory
 from ftrt.transport.paths import chain, generation_of, ring_path, stream_id
 
 FOLDER = "nccl"
 PATHS = ("graph", "eager", "revoke")
+#: How slots are registered with NCCL (``FTRT_NCCL_REGISTER``); a window is a buffer that both ends
+#: register together, from which NCCL's send and receive have nothing to gain so far.
+REGISTER = ("buffer", "window", "off")
+_QUIET_TIMEOUT_S = 10.0
+_FAILURES = 3  # communicators with a living process that did not come about, in a row
 
 
 class NcclPlane:
@@ -49,6 +58,8 @@ class NcclPlane:
     path : str
         ``"graph"`` (batches of a usual size are replayed as CUDA graphs), ``"eager"``, or
         ``"revoke"`` (non-blocking communicators).
+    register : str
+        ``"buffer"``, ``"window"`` or ``"off"``; off where the library cannot.
     """
 
     packs = True
@@ -66,18 +77,27 @@ class NcclPlane:
         path: str = "graph",
         transfer_timeout_s: float = 5.0,
         alive: Callable[[int], bool] = lambda process: True,
+        register: str = "buffer",
+        stuck: Callable[[str], object] = lambda text: None,
     ) -> None:
+        if register not in REGISTER:
+            raise UsageError(f"FTRT_NCCL_REGISTER={register}: one of {', '.join(REGISTER)}")
         if path not in PATHS:
             raise UsageError(f"FTRT_NCCL_MODE={path}: one of {', '.join(PATHS)}")
         self.device, self.library, self.process = device, library, process
         self.alive = alive
         self.path, self.transfer_timeout_s = path, transfer_timeout_s
+        self.registers = "" if register == "off" else can_register(library, register)
         self._process_of = process_of
         self._directory = directory / FOLDER
         self._spares, self._standby = spares, standby
         self._reserve: dict[tuple[int, int], list[SlotMemory]] = {}
-        self._wanted: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        threading.Thread(target=self._make_reserves, daemon=True, name="nccl reserve").start()
+        self._wanted: queue.SimpleQueue[tuple[int, int] | Remains | None] = queue.SimpleQueue()
+        self._memory_thread = threading.Thread(
+            target=self._look_after_memory, daemon=True, name="nccl memory"
+        )
+        self._memory_thread.start()
+        self.kept_bytes = 0  # of slots that never became quiet
         self.pairs = Pairs(
             self._directory,
             process,
@@ -86,6 +106,8 @@ class NcclPlane:
             path != "revoke",
             self.set_aside,
             alive,
+            self._slots_to_register,
+            stuck=stuck,
         )
         self._sending: dict[str, SendNccl] = {}
         self._receiving: dict[str, RecvNccl] = {}
@@ -97,20 +119,77 @@ class NcclPlane:
         """An application's array as the plane moves it."""
         return self.device.array(value)
 
-    def memory_of(self, slots: int, slot_bytes: int) -> SlotMemory:
-        """Slots that nobody has used: of the reserve if there are some, else new ones."""
+    def memory_of(self, slots: int, slot_bytes: int, pair: Pair) -> SlotMemory:
+        """Slots that nobody has used: the pair's own, of the reserve if there are some, or new."""
+        own = pair.slots_of(slots, slot_bytes)
+        if own is not None:
+            return own
         reserve = self._reserve.get((slots, slot_bytes))
-        if reserve:
-            return reserve.pop()
-        return SlotMemory(self.device, slots, slot_bytes)
+        with contextlib.suppress(IndexError):  # the other thread that may ask was faster
+            if reserve:
+                return reserve.pop()
+        return self._new_memory(slots, slot_bytes)
 
-    def _make_reserves(self) -> None:
+    def _new_memory(self, slots: int, slot_bytes: int) -> SlotMemory:
+        try:
+            return SlotMemory(
+                self.device,
+                slots,
+                slot_bytes,
+                library=self.library,
+                registers=self.registers,
+                bury=self._wanted.put,
+            )
+        except MemoryError as error:
+            raise UsageError(
+                f"GPU {self.device.index} has no room for {slots} slots of {slot_bytes} bytes: "
+                f"use a smaller window= or slot_bytes=, or --standby 0 ({error})"
+            ) from error
+
+    def _slots_to_register(self, slots: int, slot_bytes: int) -> SlotMemory | None:
+        """For a new pair: what its first channel will need, made and registered beforehand."""
+        return self._new_memory(slots, slot_bytes) if self.registers else None
+
+    def _look_after_memory(self) -> None:
+        """Make reserves, and free what is over once no kernel is at work in it."""
         self.device.enter()
+        remains: list[Remains] = []
         while True:
-            size = self._wanted.get()
-            reserve = self._reserve.setdefault(size, [])
+            item: tuple[int, int] | Remains | None
+            try:
+                item = self._wanted.get(timeout=0.005 if remains else None)
+            except queue.Empty:
+                item = (0, 0)
+            if item is None:
+                break
+            if isinstance(item, Remains):
+                remains.append(item)
+            elif item[0]:
+                self._make_reserve(item)
+            remains = [one for one in remains if not self._is_buried(one)]
+        end_s = time.monotonic() + 2.0
+        while remains and time.monotonic() < end_s:
+            remains = [one for one in remains if not self._is_buried(one)]
+            time.sleep(0.005)
+
+    def _make_reserve(self, size: tuple[int, int]) -> None:
+        reserve = self._reserve.setdefault(size, [])
+        with contextlib.suppress(Exception):  # then the channel says what is wrong
             if not reserve:
-                reserve.append(SlotMemory(self.device, *size))
+                reserve.append(self._new_memory(*size))
+
+    def _is_buried(self, remains: Remains) -> bool:
+        try:
+            if remains.is_quiet():
+                remains.free()
+                return True
+        except Exception:  # the GPU is lost: nothing can be given back, and nothing needs to be
+            return True
+        if time.monotonic() - remains.since_s < _QUIET_TIMEOUT_S:
+            return False
+        self.kept_bytes += remains.bytes
+        _kept.append(remains)
+        return True
 
     def set_aside(self, slots: int, slot_bytes: int) -> None:
         """Have one set of slots of a size in reserve, for the channel after a fault."""
@@ -129,7 +208,13 @@ class NcclPlane:
         key = f"{link.stream}/{link.dest}"
         if key in self._sending:
             self._sending.pop(key).retire()
-        pair = self.pairs.take_or_offer(peer)
+        if self.pairs.failures.get(peer, 0) >= _FAILURES:
+            raise RecoveryImpossible(
+                f"process {self.process}: no communicator with process {peer} came about, "
+                f"{_FAILURES} times in a row; NCCL_DEBUG=WARN says why"
+            )
+        self.sizes = (slots, slot_bytes)
+        pair = self.pairs.take_or_offer(peer, self.sizes)
         channel = SendNccl(
             self,
             ring_path(self._directory, link.stream, link.source, link.dest, generation),
@@ -143,12 +228,26 @@ class NcclPlane:
             dest=link.dest,
         )
         self._sending[key] = channel
+        self._remove_before(link, generation)
         self.set_aside(slots, slot_bytes)
         self.provide(peer)
         return channel
 
+    def _remove_before(self, link: Any, generation: int) -> None:
+        """The files of earlier channels: a receiver attaches to the newest alone."""
+        for path in chain(self._directory, link.stream, link.source, link.dest):
+            if generation_of(path) < generation:
+                for name in (path.name, f"page-{path.name}", f"pair-{path.name}"):
+                    path.with_name(name).unlink(missing_ok=True)
+
     def make_recv(self, link: Any, after: int) -> tuple[RecvNccl, int] | None:
         """Attach to the newest channel of a link that ends here, if it is newer than ``after``."""
+        try:
+            return self._attach(link, after)
+        except FileNotFoundError:
+            return None  # a newer one was made just now
+
+    def _attach(self, link: Any, after: int) -> tuple[RecvNccl, int] | None:
         source = self._process_of(link.source)
         for path in reversed(chain(self._directory, link.stream, link.source, link.dest)):
             generation = generation_of(path)
@@ -182,7 +281,7 @@ class NcclPlane:
         """Begin to make the standby communicators that are missing."""
         peers = [*self._spares, *([] if peer is None else [peer])]
         for other in dict.fromkeys(peers):
-            if other == self.process:
+            if other == self.process or not self.alive(other):
                 continue
             for _ in range(self._standby - self.pairs.free_with(other)):
                 self.pairs.offer(other, self.sizes)
@@ -195,6 +294,7 @@ class NcclPlane:
             "gpu_bytes": self.device.used_bytes(),
             "pairs": len(self.pairs.everything()),
             "left_behind": len(self.pairs.left_behind),
+            "kept_bytes": self.kept_bytes,
         }
 
     def ready(self) -> bool:
@@ -205,6 +305,37 @@ class NcclPlane:
     def close(self) -> None:
         """End all communicators."""
         self.pairs.close()
+        self._reserve.clear()
+        self._wanted.put(None)
+        self._memory_thread.join(3.0)
+
+
+#: Slots in which something was still at work when their time was over.
+_kept: list[Remains] = []
+
+
+def can_register(library: Any, how: str) -> str:
+    """``how`` as far as a library can do it: a window, a buffer, or not at all (empty)."""
+    has = library.capabilities.has
+    if not (has("mem_alloc") and has("registration")):
+        return ""
+    if how == "window" and (not has("windows") or os.environ.get("NCCL_WIN_ENABLE") == "0"):
+        return "buffer"
+    return how
+
+
+def die_stuck(process: int) -> Callable[[str], None]:
+    """What ends a process in which a thread hangs inside the library, so that it is replaced."""
+
+    def die(text: str) -> None:
+        print(
+            f"ftrt: process {process}: {text}; the process ends, so that a spare can replace it",
+            file=sys.stderr,
+            flush=True,
+        )
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return die
 
 
 def plane_of(
@@ -230,7 +361,8 @@ def plane_of(
         from ftrt.transport.nccl.fake import FakeNccl
         from ftrt.transport.nccl.fake_device import FakeDevice
 
-        library, made = FakeNccl(), FakeDevice
+        lacking = os.environ.get("FTRT_FAKE_WITHOUT", "")
+        library, made = FakeNccl(without=frozenset(lacking.split(",")) - {""}), FakeDevice
     else:
         from ftrt.transport.nccl.cuda import CudaDevice
         from ftrt.transport.nccl.lib import Nccl
@@ -254,4 +386,6 @@ def plane_of(
         path=path,
         transfer_timeout_s=transfer_timeout_s,
         alive=alive,
+        register=os.environ.get("FTRT_NCCL_REGISTER") or "buffer",
+        stuck=die_stuck(process),
     )

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ftrt.errors import PeerFailed, UsageError
+from ftrt.errors import DeadlineExceeded, FtrtError, PeerFailed, UsageError
 from ftrt.transport.base import Frame
 from ftrt.transport.nccl import control, wire
 from ftrt.transport.nccl.kernels_grid import grid_of
 from ftrt.transport.nccl.send import GRAPH_FROM
 from ftrt.transport.nccl.slots import SlotMemory, addresses, expect, verdict
+from ftrt.transport.nccl.states import GpuFailed
 from ftrt.transport.ring import RecvRing
 from ftrt.transport.slots import Verdict
 
@@ -27,6 +28,8 @@ _GRAPHS = 16
 _SOUND = 1
 #: Up to so many bytes a group is checked in the graph that receives it: a launch costs more.
 _CHECK_WITHIN_BYTES = 1 << 18
+#: How often the library is asked for an asynchronous error.
+_CHECK_EVERY_S = 0.001
 _NAMES = {
     Verdict.EMPTY: "empty",
     Verdict.STALE: "stale",
@@ -61,7 +64,7 @@ class RecvNccl:
         self._notes = RecvRing.attach(path)
         sizes = self._notes.first_seq
         self.slots = sizes >> 32
-        self._mem: SlotMemory = plane.memory_of(self.slots, sizes & 0xFFFFFFFF)
+        self._mem: SlotMemory = plane.memory_of(self.slots, sizes & 0xFFFFFFFF, pair)
         self.path = path
         self.slot_bytes = self._mem.slot_bytes
         self._page = control.Page(path.with_name(f"page-{path.name}"))
@@ -76,10 +79,11 @@ class RecvNccl:
         self._sealed_upto: int | None = None
         self._damage = self._superseded = self._retired = False
         self._seen: dict[tuple, int] = {}
-        self._graphs: dict[tuple, Any] = {}
+        self._checked_s = 0.0
         self.counters = dict.fromkeys(("ok", "empty", "stale", "torn", "duplicate", "nacks"), 0)
-        self.broken: PeerFailed | None = None
-        pair.memory, pair.is_over = self._mem, self._is_over
+        self.broken: FtrtError | None = None
+        pair.bind(self._mem)
+        pair.is_over = self._is_over
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -128,10 +132,12 @@ class RecvNccl:
         limit_s = self._plane.transfer_timeout_s
         self._break(PeerFailed(f"a group was announced and did not come in {limit_s:g} s"))
 
-    def _break(self, failure: PeerFailed) -> None:
-        """The sender goes on in another channel."""
+    def _break(self, failure: FtrtError) -> None:
+        """The sender goes on in another channel; without the GPU there is none."""
         self.broken = failure
         self._page.put(control.G_BROKEN, 1)
+        if isinstance(failure, GpuFailed) and self._device.is_lost():
+            raise failure
 
     def _deliver(self, head: _Posted) -> Frame:
         note, mem = head.note, self._mem
@@ -168,7 +174,7 @@ class RecvNccl:
             self._notes.release(frame.number)
             try:
                 self._post(note)
-            except PeerFailed as failure:
+            except (PeerFailed, DeadlineExceeded) as failure:
                 self._break(failure)
                 return
 
@@ -178,9 +184,10 @@ class RecvNccl:
         operation = self._operation
         self._operation += count
         expect(mem.table, mem.params, slot, count, operation, note.frame)
-        # What the application has queued may still read the slots of before.
-        for event in self._device.readers():
+        # What the application had queued when it gave slots back may still read them.
+        for event in mem.used:
             self._device.wait(self._receiving, event)
+        mem.used = []
         key = (slot, count, note.frame_bytes)
         usual = count >= GRAPH_FROM and self._plane.path != "eager" and not note.again
         if usual and not self._damage and self._usual(key):
@@ -217,20 +224,15 @@ class RecvNccl:
         )
 
     def _usual(self, key: tuple) -> bool:
-        if key in self._graphs:
+        if self.pair.has_graph(key):
             return True
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if len(self._seen) > 64 * _GRAPHS:
             self._seen.clear()
-        return seen > 1 and len(self._graphs) < _GRAPHS
+        return seen > 1 and self.pair.graphs < _GRAPHS
 
     def _replay(self, key: tuple) -> None:
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._device.capture(self._receiving, lambda: self._captured(*key))
-            self._graphs[key] = graph
-            self.pair.graphs.append(graph)
-        graph.launch(self._receiving)
+        self.pair.replay(key, self._receiving, lambda: self._captured(*key))
         if key[1] * key[2] > _CHECK_WITHIN_BYTES:
             self._device.wait(self._checking, self._device.mark(self._receiving))
             self._check(self._checking, *key)
@@ -261,13 +263,25 @@ class RecvNccl:
         if number > self._delivered:
             raise UsageError(f"group {number} was not read yet")
         self._released = max(self._released, number)
+        # Now, and not when the slots are used again: the application's stream is the current one
+        # here, and there perhaps no more.
+        self._mem.used = [e for e in self._mem.used if not e.done()] + self._device.readers()
+        self._owners = {s: o for s, o in self._owners.items() if o[0] > self._released}
         if not self._superseded:
             self._page.put(control.G_RELEASED, self._released)
-        self._owners = {s: o for s, o in self._owners.items() if o[0] > self._released}
 
     def serve(self) -> None:
         """Post the receives of what is on its way, also while the application does other things."""
         self._read_notes()
+        now_s = time.monotonic()
+        if now_s - self._checked_s < _CHECK_EVERY_S or self._superseded or self.broken:
+            return
+        self._checked_s = now_s
+        try:
+            self.pair.comm.check()
+        except (PeerFailed, DeadlineExceeded) as failure:
+            if not self.pair.retired:
+                self._break(failure)
 
     @property
     def next_frame(self) -> int:
@@ -301,7 +315,6 @@ class RecvNccl:
         if self._retired:
             return
         self._retired = self._superseded = True
-        self._graphs.clear()
         self._owners.clear()
         self._plane.pairs.retire(self.pair)
 

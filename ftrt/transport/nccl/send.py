@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ftrt.errors import FtrtError, PeerFailed, UsageError
+from ftrt.errors import DeadlineExceeded, FtrtError, PeerFailed, UsageError
 from ftrt.transport.nccl import control, wire
 from ftrt.transport.nccl.kernels_grid import grid_of
 from ftrt.transport.nccl.slots import SlotMemory, addresses, fill
+from ftrt.transport.nccl.states import GpuFailed
 from ftrt.transport.ring import SendRing
 from ftrt.transport.ring_admin import seal_sender
 from ftrt.transport.slots import BATCH
@@ -54,7 +55,7 @@ class SendNccl:
     ) -> None:
         self._device, self._plane, self.pair, self.peer = plane.device, plane, pair, pair.peer
         self._stream_id = stream_id
-        self._mem: SlotMemory = plane.memory_of(slots, slot_bytes)
+        self._mem: SlotMemory = plane.memory_of(slots, slot_bytes, pair)
         self.slots, self.slot_bytes = slots, self._mem.slot_bytes
         ring: dict[str, Any] = {"job": job, "stream_id": stream_id, "source": source, "dest": dest}
         self.path = path
@@ -78,11 +79,11 @@ class SendNccl:
         self._lap = self._next = self._used = self._freed = 0
         self._last_seq = 0
         self._seen: dict[tuple, int] = {}
-        self._graphs: dict[tuple, Any] = {}
         self.counters = {"eager": 0, "graph": 0, "again": 0}
         self._retired = False
-        self.broken: PeerFailed | None = None
-        pair.memory, pair.is_over = self._mem, self._is_over
+        self.broken: FtrtError | None = None
+        pair.bind(self._mem)
+        pair.is_over = self._is_over
 
     # -- what the sender of the stream asks -----------------------------------------------------
 
@@ -246,8 +247,14 @@ class SendNccl:
                 self._replay(key, note, slot, payload)
             else:
                 self._post_eagerly(note, slot, payload)
-        except PeerFailed as failure:
-            self.broken = failure
+        except (PeerFailed, DeadlineExceeded) as failure:
+            self._break(failure)
+
+    def _break(self, failure: FtrtError) -> None:
+        """Go on in another channel; without the GPU there is none."""
+        self.broken = failure
+        if isinstance(failure, GpuFailed) and self._device.is_lost():
+            raise failure
 
     def _publish(self, note: control.Note, slot: int, payload: Any) -> None:
         """Copy the payload into its slots and let the sends wait for that.
@@ -267,7 +274,9 @@ class SendNccl:
             *(mem.memory.address, mem.stride, mem.slots),
             *(mem.table_address + slot * wire.ROW_WORDS * 8, mem.scratch.address),
         )
-        device.wait(self._sending, device.mark(stream))
+        copied = device.mark(stream)
+        mem.used = [copied]
+        device.wait(self._sending, copied)
         device.published(stream)
 
     def _transfer(self, slot: int, count: int, size: int) -> None:
@@ -282,23 +291,18 @@ class SendNccl:
         self.counters["eager"] += 1
 
     def _usual(self, key: tuple) -> bool:
-        if key in self._graphs:
+        if self.pair.has_graph(key):
             return True
         seen = self._seen[key] = self._seen.get(key, 0) + 1
         if len(self._seen) > 64 * _GRAPHS:
             self._seen.clear()
-        return seen > 1 and len(self._graphs) < _GRAPHS
+        return seen > 1 and self.pair.graphs < _GRAPHS
 
     def _replay(self, key: tuple, note: control.Note, slot: int, payload: Any) -> None:
         """Publish, then replay the sends of this place and size."""
-        graph = self._graphs.get(key)
-        if graph is None:
-            count, size = note.slots, note.frame_bytes
-            graph = self._device.capture(self._sending, lambda: self._transfer(slot, count, size))
-            self._graphs[key] = graph
-            self.pair.graphs.append(graph)
         self._publish(note, slot, payload)
-        graph.launch(self._sending)
+        count, size = note.slots, note.frame_bytes
+        self.pair.replay(key, self._sending, lambda: self._transfer(slot, count, size))
         self.counters["graph"] += 1
 
     # -- what the receiver tells ----------------------------------------------------------------
@@ -331,8 +335,8 @@ class SendNccl:
         if not self.broken:
             try:
                 self._post_eagerly(note, held.slot, payload)
-            except PeerFailed as failure:
-                self.broken = failure
+            except (PeerFailed, DeadlineExceeded) as failure:
+                self._break(failure)
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -353,9 +357,7 @@ class SendNccl:
         if self._retired:
             return
         self._retired = True
-        if self.pair.connected or self.pair.failure is None:
-            self._graphs.clear()
-            self._plane.pairs.retire(self.pair)
+        self._plane.pairs.retire(self.pair)
 
     @property
     def failed(self) -> str | None:
@@ -366,9 +368,11 @@ class SendNccl:
             return "the receiver's end does not work"
         if self.broken is not None:
             return str(self.broken)
+        if self.pair.failure is not None:
+            return self.pair.failure
         if self.pair.retired and self._plane.alive(self.peer):
             return "its communicator was given up"
-        return self.pair.failure
+        return None
 
     def _is_over(self) -> bool:
         """Asked by the thread that looks after communicators: ours may be stuck in CUDA."""
@@ -380,5 +384,5 @@ class SendNccl:
             return
         try:
             self.pair.comm.check()
-        except (PeerFailed, FtrtError) as failure:
-            self.broken = PeerFailed(str(failure))
+        except (PeerFailed, DeadlineExceeded) as failure:
+            self._break(failure)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,69 @@ from ftrt.transport.nccl import wire
 _U64, _I64 = types.uint64, types.int64
 
 
+class LibraryMemory:
+    """Memory of the library's own allocator, which it can register with communicators."""
+
+    def __init__(self, device: Any, library: Any, size: int) -> None:
+        self.size, self._library = size, library
+        self.address = library.mem_alloc(size)
+        device.clear(self.address, size)
+
+    def free(self) -> None:
+        """Give it back."""
+        address, self.address = self.address, 0
+        if address:
+            self._library.mem_free(address)
+
+
+class Remains:
+    """The memory of slots that nobody refers to any more, and what may still be at work in it.
+
+    Attributes
+    ----------
+    events : list
+        Behind what the application queued that reads or fills it.
+    """
+
+    def __init__(
+        self, device: Any, streams: tuple, events: list, memories: list, host: Any
+    ) -> None:
+        self._device, self._streams, self._memories, self._host = device, streams, memories, host
+        self.events = events
+        self.since_s = time.monotonic()
+
+    @property
+    def bytes(self) -> int:
+        """Of GPU memory."""
+        return sum(memory.size for memory in self._memories)
+
+    def is_quiet(self) -> bool:
+        """Whether no kernel of this process works in it any more."""
+        self.events = [event for event in self.events if not event.done()]
+        return not self.events and all(self._device.idle(stream) for stream in self._streams)
+
+    def free(self) -> None:
+        """Give it back, once it is quiet."""
+        memories, self._memories = self._memories, []
+        for memory in memories:
+            memory.free()
+        self._host = None
+
+
 class SlotMemory:
     """Slots, two streams, a table or verdicts in host memory, and scratch words.
 
     It is given back with its last reference: a channel's, an array's that lies in it, or, while a
-    communicator may still write it, that of whoever ends the communicator.
+    communicator may still write it, that of whoever ends the communicator. By then kernels of this
+    process may still be queued that check it, clear it, or read it for the application: ``bury``
+    gets what remains, and waits for them in a thread of its own.
+
+    Parameters
+    ----------
+    library : Library, optional
+        Whose allocator the slots come from, so that they can be registered.
+    registers : str
+        ``""``, ``"buffer"`` or ``"window"``: how they are registered with a pair.
 
     Attributes
     ----------
@@ -24,14 +85,28 @@ class SlotMemory:
         The sender's: what to publish. The receiver's: verdicts with the headers they are for.
     params : ndarray, shape (slots, 8), uint64
         What a group that begins at a slot has in common.
+    used : list
+        Events behind the last work of the application's streams in here.
     """
 
-    def __init__(self, device: Any, slots: int, slot_bytes: int) -> None:
+    def __init__(
+        self,
+        device: Any,
+        slots: int,
+        slot_bytes: int,
+        *,
+        library: Any = None,
+        registers: str = "",
+        bury: Callable[[Remains], object] = Remains.free,
+    ) -> None:
         self.slots, self.stride = slots, wire.stride_of(slot_bytes)
         self.slot_bytes = self.stride - wire.HEADER_BYTES
+        self.registers, self._device, self._bury = registers, device, bury
+        self.used: list[Any] = []
         # Made beforehand with the rest: amid a fault nothing may wait for work that is stuck.
         self.streams = device.stream(), device.stream()
-        self.memory = device.memory(slots * self.stride)
+        size = slots * self.stride
+        self.memory = LibraryMemory(device, library, size) if registers else device.memory(size)
         self.scratch = device.memory(slots * wire.SCRATCH_BYTES)
         self.host = device.host_words(2 * slots * wire.ROW_WORDS)
         words = self.host.words.reshape(2, slots, wire.ROW_WORDS)
@@ -49,9 +124,12 @@ class SlotMemory:
         return self.memory.size + self.scratch.size
 
     def __del__(self) -> None:
-        for memory in (getattr(self, "memory", None), getattr(self, "scratch", None)):
-            if memory is not None:
-                memory.free()
+        memories = [getattr(self, name, None) for name in ("memory", "scratch")]
+        there = [memory for memory in memories if memory is not None]
+        with contextlib.suppress(Exception):  # the interpreter, or the GPU, may be at its end
+            events = [*self.used, *self._device.readers()]
+            host = getattr(self, "host", None)
+            self._bury(Remains(self._device, self.streams, events, there, host))
 
 
 def addresses(memory: SlotMemory, slot: int, count: int) -> np.ndarray:
