@@ -235,7 +235,30 @@ def a_communicator_to_a_dead_peer_is_revoked(ends: Ends) -> None:
     until(lambda: ends.device.idle(stream))
 
 
+def registered_memory_carries_and_is_taken_back(ends: Ends) -> None:
+    if not ends.library.capabilities.has("mem_alloc"):
+        return
+    comm, stream, size = ends.joined(), ends.device.stream(), 1 << 21
+    address = ends.library.mem_alloc(size)
+    ends.device.clear(address, size)
+    comm.register(address, size)
+    if ends.rank == 0:
+        ends.device.poke(address + size - 8, 77)
+    (comm.send if ends.rank == 0 else comm.receive)(
+        1 - ends.rank, words([address]), words([size]), stream.handle
+    )
+    until(lambda: ends.device.idle(stream))
+    assert ends.device.peek(address + size - 8) == 77
+    ends.tell("carried")
+    ends.hear("carried")
+    comm.revoke()
+    until(comm.quiet)
+    assert comm.end(10.0)
+    assert ends.library.mem_free(address) == Result.SUCCESS
+
+
 ALIVE = [
+    registered_memory_carries_and_is_taken_back,
     messages_arrive_in_order,
     messages_arrive_in_order_blocking,
     in_progress_until_all_have_joined,
