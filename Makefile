@@ -6,7 +6,7 @@ CONFIG := setup.cfg pyproject.toml
 SOURCES = $(shell find ftrt -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-slurm test-gpu check sim model clean
+.PHONY: help run test test-long test-slurm test-gpu check sim model campaign campaign-quick clean
 
 help:
 	@echo "make run    a rollout job that loses a worker, compared with the run without a fault"
@@ -16,6 +16,8 @@ help:
 	@echo "make test-gpu  the tests that need two GPUs, with the python3 that has CuPy"
 	@echo "make sim    100,000 simulated seeds; writes docs/results/simulator.md"
 	@echo "make model  the agreement's model checked with spin"
+	@echo "make campaign-quick  the paper's faults, a few of each, in build/campaign-quick"
+	@echo "make campaign  the whole campaign in build/campaign; started again it goes on"
 	@echo "make check  formatter, linter, type checker and tests"
 	@echo "make clean  remove .venv and build products"
 
@@ -65,6 +67,13 @@ check: .venv/.dev .venv/.warm
 # In pieces of its own; started again it goes on where it was.
 sim: .venv/.base
 	$(BIN)/python -m ftrt.sim.long
+
+campaign-quick: .venv/.warm
+	rm -rf build/campaign-quick
+	$(BIN)/ftrt campaign --seed 1 --size 16 --trials 5 --controls 4 --out build/campaign-quick
+
+campaign: .venv/.warm
+	$(BIN)/ftrt campaign --seed 1 --trials 210 --out build/campaign
 
 model: .venv/.base
 	$(BIN)/python models/check.py

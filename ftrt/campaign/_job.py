@@ -19,7 +19,7 @@ from ftrt.campaign.cells import BURST, GRAPHS, STALL_S, WINDOW
 from ftrt.campaign.observed import (
     ObservedReceiver,
     ObservedSender,
-    ObservedWire,
+    observe,
     sends_in_flight,
 )
 from ftrt.campaign.page import At, Page
@@ -31,6 +31,7 @@ _STRIDE = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 #: A trial without a fault takes a tenth of a second, one with a fault about one.
 _LIMIT_S = 60.0
+_READY_S = 10.0
 
 
 def payload(seq: int, words: np.ndarray) -> np.ndarray:
@@ -61,9 +62,9 @@ class Rank:
         self.directory = directory
         self._wire_at = At.WIRE_BYTES + rt.rank
         self.words = np.arange(batch.cell.size // 8, dtype=np.uint64)
-        plane = rt.job.plane
-        if batch.cell.plane == "host":
-            plane._wire = ObservedWire(plane._wire, self._on_wire)
+        observe(rt.job.plane, self._on_wire)
+        if batch.cell.plane == "nccl":
+            rt.job.plane.packs = False  # each message has a slot, and a send, of its own
         self.page.put(At.PIDS + rt.rank, os.getpid())
 
     def _on_wire(self, nbytes: int) -> None:
@@ -84,6 +85,7 @@ class SendingSide(Rank):
         self._notes = Notes(directory, "sender")
         cell = batch.cell
         self._grain = completion.completion_of(cell)
+        self._at_once = self._grain > 1 and cell.plane == "nccl"
         self._trips: list[dict[str, Any]] = []
         self._sampled: Any = None
         self._abort_at_ns = 0
@@ -124,6 +126,7 @@ class SendingSide(Rank):
     def _trial(self, position: int) -> None:
         page, rt = self.page, self.rt
         rt.wait(lambda: page.get(At.GO) >= position, "the next trial", _LIMIT_S)
+        self._get_ready()
         wire = self._wire_bytes()
         self._trips = []
         self._begin(position)
@@ -139,6 +142,13 @@ class SendingSide(Rank):
             wire_bytes=self._wire_bytes() - wire,
         )
         page.put(At.END_NS, end)
+
+    def _get_ready(self) -> None:
+        """Between GPUs: until the communicators are there that the last trial used up."""
+        if self.batch.cell.plane == "nccl":
+            end = time.monotonic() + _READY_S
+            ready = self.rt.job.plane.ready
+            self.rt.wait(lambda: ready() or time.monotonic() > end, "standby", _LIMIT_S)
 
     def _begin(self, position: int) -> None:
         now = time.monotonic_ns()
@@ -162,10 +172,18 @@ class SendingSide(Rank):
                 before = seq - 1 - (GRAPHS - 1) * self._grain
                 self._until(partial(self._complete, before), "the end of a graph")
             self._until(self._has_credit, "credit")
-            out.send(self.rt.to_plane(payload(seq, self.words)))
+            self._send(seq)
             if self._grain > 1 or seq % BURST == 0:
-                step = 1 if self._grain > 1 else BURST
+                step = out.next_seq - seq if self._grain > 1 else BURST
                 due = self._pace(due + step * interval_s)
+
+    def _send(self, seq: int) -> None:
+        """Send a message, or between GPUs a whole graph."""
+        if not self._at_once:
+            self._out.send(self.rt.to_plane(payload(seq, self.words)))
+            return
+        rows = [payload(number, self.words) for number in range(seq, seq + self._grain)]
+        self._out.send_batch(self.rt.to_plane(np.stack(rows)))
 
     def _pace(self, due: float) -> float:
         """Until the next message; one that is late does not make those behind it early."""
@@ -181,7 +199,7 @@ class SendingSide(Rank):
 
     def _has_credit(self) -> bool:
         lane = self._out.lane
-        return not lane.backlog and lane.ring.free_slots > 0
+        return not lane.backlog and lane.ring.free_slots >= (self._grain if self._at_once else 1)
 
     def _complete(self, upto: int) -> bool:
         """Whether all sends up to a number have completed, as far as the sender can see."""
@@ -232,7 +250,7 @@ class SendingSide(Rank):
         self._sample(cause)
         begin = time.monotonic_ns()
         phases = self._trips[-1]["phases_ms"]
-        if self.batch.cell.path == "revoke":
+        if self.batch.cell.path == "revoke" and self.batch.cell.plane == "host":
             self.rt.revoke(cause)
             revoked = time.monotonic_ns()
             phases["revoke"] = (revoked - begin) / 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from ftrt.campaign.conductor import Conductor
 from ftrt.campaign.judge import Judge, Judged
+from ftrt.campaign.links import SETTINGS, Namespace
 from ftrt.campaign.page import Page
 from ftrt.campaign.places import Place
 from ftrt.campaign.plan import Batch
@@ -48,8 +50,10 @@ def run_batch(
     keep = False
     try:
         batch.write(directory / "batch.json")
-        conductor = Conductor(batch, Page.create(directory / "page"), said=said)
-        outcome = _run(batch, directory, conductor)
+        page = Page.create(directory / "page")
+        with Namespace() if batch.cell.fault == "link" else contextlib.nullcontext() as link:
+            conductor = Conductor(batch, page, link, said)
+            outcome = _run(batch, directory, conductor, link)
         if echo is not None:
             echo(outcome.output)
         judge = Judge(batch, directory, conductor.struck, len(conductor.killed), outcome)
@@ -65,17 +69,18 @@ def run_batch(
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _run(batch: Batch, directory: Path, conductor: Conductor) -> Outcome:
-    arguments = ["-n", "2", "--spares", str(batch.kills), "--plane", batch.cell.plane]
+def _run(batch: Batch, directory: Path, conductor: Conductor, link: Namespace | None) -> Outcome:
+    arguments = ["-n", "2", "--spares", str(batch.spares), "--plane", batch.cell.plane]
     arguments += [str(PROGRAM), str(directory)]
-    limit_s = _START_S + _PROCESS_S * (2 + batch.kills) + _TRIAL_S * len(batch.trials)
-    return run_from_outside(directory, arguments, limit_s, _settings(batch), conductor)
+    limit_s = _START_S + _PROCESS_S * (2 + batch.spares) + _TRIAL_S * len(batch.trials)
+    settings, prefix = _settings(batch), link.prefix if link else []
+    return run_from_outside(directory, arguments, limit_s, settings, conductor, prefix)
 
 
 def _settings(batch: Batch) -> dict[str, str]:
     """Streams go over MPI: a ring in shared memory outlives a receiver, and nothing disagrees."""
     if batch.cell.plane == "host":
-        return {"FTRT_SHM": "0"}
+        return {"FTRT_SHM": "0", **(SETTINGS if batch.cell.fault == "link" else {})}
     return {"FTRT_NCCL_MODE": batch.cell.path}
 
 

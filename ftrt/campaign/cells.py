@@ -50,6 +50,12 @@ class Cell:
         """Its place in the table, in one word."""
         return f"{self.plane}/{self.path}/{self.fault}/{self.rule}/{self.size}"
 
+    @classmethod
+    def named(cls, name: str) -> Cell:
+        """The cell that has this name."""
+        plane, path, fault, rule, size = name.split("/")
+        return cls(plane, path, fault, rule, int(size))
+
     def to_json(self) -> dict[str, Any]:
         """The fields, as in ``campaign.json``."""
         return asdict(self)

@@ -47,9 +47,16 @@ class CompletionSender(ObservedSender):
     """
 
     grain = 1
+    _open: list[int] | None = None
+
+    def abort(self, lanes: list[Any] | None = None) -> None:
+        """Look at the completions first: what an abort ends looks complete afterwards."""
+        self._open = not_complete(self.lane, self.grain)
+        super().abort(lanes)
 
     def _renew(self, lane: Any) -> None:
-        again = not_complete(lane, self.grain)
+        again = not_complete(lane, self.grain) if self._open is None else self._open
+        self._open = None
         super()._renew(lane)
         lane.backlog = deque((seq, seq) for seq in again)
         lane.again = None

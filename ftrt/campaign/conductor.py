@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
+from ftrt.campaign.links import Namespace
 from ftrt.campaign.page import At, Page
 from ftrt.campaign.plan import Batch, Trial
 
@@ -29,8 +30,8 @@ class Conductor:
     ----------
     batch : Batch
     page : Page
-    impair : callable
-        Impairs the links between the ranks for so many seconds.
+    link : ftrt.campaign.links.Namespace, optional
+        Whose link fault *link* impairs.
     said : callable
         Called with the position of each trial that is over.
 
@@ -49,10 +50,10 @@ class Conductor:
         self,
         batch: Batch,
         page: Page,
-        impair: Callable[[float], None] | None = None,
+        link: Namespace | None = None,
         said: Callable[[int], None] = lambda position: None,
     ) -> None:
-        self._batch, self._page, self._impair, self._said = batch, page, impair, said
+        self._batch, self._page, self._link, self._said = batch, page, link, said
         self.struck: dict[int, int] = {}
         self.killed: set[int] = set()
         self.length_ns = 0
@@ -114,8 +115,8 @@ class Conductor:
             os.kill(pid, signal.SIGKILL)
         elif fault == "pause":
             self._pause(pid, trial.pause_ms * 1e-3)
-        elif self._impair is not None:
-            self._impair(trial.pause_ms * 1e-3)
+        elif self._link is not None:
+            self._impair(self._link, trial)
 
     def _runs_until(self, at_ns: int) -> bool:
         """Wait until then; False if the trial is over before."""
@@ -133,6 +134,13 @@ class Conductor:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
+
+    def _impair(self, link: Namespace, trial: Trial) -> None:
+        try:
+            link.impair(trial.seed)
+            self._over.wait(trial.pause_ms * 1e-3)
+        finally:
+            link.heal()
 
     def _until(self, ready: Callable[[], bool]) -> bool:
         while not ready():

@@ -14,7 +14,9 @@ import numpy as np
 from ftrt.runtime.receiver import Receiver
 from ftrt.runtime.sender import Sender
 from ftrt.transport import layout
+from ftrt.transport.mpi_plane import MpiPlane
 from ftrt.transport.mpi_recv import RecvMpi
+from ftrt.transport.nccl.wire import wire_bytes
 from ftrt.transport.slots import (
     HEADER_BYTES,
     PREFIX_BYTES,
@@ -82,6 +84,61 @@ class ObservedWire:
         return made
 
 
+class ObservedGroups:
+    """Remembers, for the groups of a channel between GPUs, an event behind the sends of each.
+
+    Parameters
+    ----------
+    channel : ftrt.transport.nccl.send.SendNccl
+    device : ftrt.transport.nccl.device.Device
+    count : callable
+        Gets the bytes of each group that is given to the wire.
+    """
+
+    def __init__(self, channel: Any, device: Any, count: Callable[[int], None]) -> None:
+        self._channel, self._device, self._count = channel, device, count
+        self._marks: dict[int, Any] = {}
+        self._post = channel._post
+        channel._post = self.post
+        channel.in_flight = self.in_flight
+
+    def post(self, note: Any, slot: int, payload: Any) -> None:
+        """As of the channel, and the event that a sender would look at."""
+        self._post(note, slot, payload)
+        if self._channel.broken is None:
+            self._marks[note.group] = self._device.mark(self._channel._sending)
+            self._count(note.slots * wire_bytes(note.frame_bytes))
+        for group in [g for g in self._marks if g <= self._channel._released]:
+            del self._marks[group]
+
+    def in_flight(self) -> list[tuple[int, int, bool]]:
+        """As :func:`sends_in_flight`."""
+        notes = [group.note for group in self._channel._groups]
+        return [(note.seq, note.count, self._is_complete(note.group)) for note in notes]
+
+    def _is_complete(self, group: int) -> bool:
+        mark = self._marks.get(group)
+        try:
+            return mark is not None and bool(mark.done())
+        except Exception:  # of whatever class: the device is lost, or the communicator
+            return False
+
+
+def observe(plane: Any, count: Callable[[int], None]) -> None:
+    """Have all channels that a plane makes from now on observed."""
+    if isinstance(plane, MpiPlane):
+        plane._wire = ObservedWire(plane._wire, count)
+        return
+    make_send = plane.make_send
+
+    def make_observed(*arguments: Any, **sizes: Any) -> Any:
+        channel = make_send(*arguments, **sizes)
+        ObservedGroups(channel, plane.device, count)
+        return channel
+
+    plane.make_send = make_observed
+
+
 def sends_in_flight(channel: Any) -> list[tuple[int, int, bool]]:
     """First number, messages and completion of each frame that was not given back."""
     if hasattr(channel, "in_flight"):
@@ -141,14 +198,26 @@ def left_in(channel: Any) -> dict[str, int]:
     They are the receives that were posted for nothing: what a consumer that looked at them without
     a header and a checksum would take for messages.
     """
-    if hasattr(channel, "left"):
-        return channel.left()
-    if not isinstance(channel, RecvMpi):
-        return {}
     counts = {"empty": 0, "torn": 0, "whole": 0}
+    if not isinstance(channel, RecvMpi):
+        return _left_on_gpu(channel, counts)
     for frame in range(channel.next_frame, channel._released + channel.slots + 1):
         counts[_judge(channel._map, frame)] += 1
     return counts
+
+
+def _left_on_gpu(channel: Any, counts: dict[str, int]) -> dict[str, int]:
+    """By the verdicts of the checks that were queued behind the receives."""
+    for posted in channel._posted:
+        verdicts = channel._mem.table[posted.slot : posted.slot + posted.note.slots, 0].tolist()
+        for index, word in enumerate(verdicts):
+            checked = word >> 3 == posted.operation + index
+            verdict = Verdict(word & 7) if checked else Verdict.EMPTY
+            counts[_FOUND.get(verdict, "empty")] += 1
+    return counts
+
+
+_FOUND = {Verdict.OK: "whole", Verdict.TORN: "torn"}
 
 
 def _judge(ring: Any, frame: int) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftrt.campaign.cells import Cell
+from ftrt.campaign.links import reason_without_links
 from ftrt.errors import FtrtError
+from ftrt.launch.gpus import check
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,17 @@ class Place:
 
 def place_of(cell: Cell) -> Place:
     """Where a cell runs."""
-    if cell.plane == "nccl":
-        return Place("none", "the nccl plane is not in this version of the campaign")
     if cell.fault == "link":
-        return Place("none", "links between network namespaces are not in this version")
-    return Place("tcp")
+        if cell.plane == "nccl":
+            return Place("sockets", "NCCL's sockets under an impaired link: not in this version")
+        return Place("tcp", reason_without_links())
+    if cell.plane == "host":
+        return Place("tcp")
+    return Place(transport_of_gpus(), reason_without_gpus())
 
 
-def _gpus() -> str:
-    """Why the plane between GPUs has nothing to run on, empty if it has."""
-    from ftrt.launch.gpus import check
-
+def reason_without_gpus() -> str:
+    """Why two ranks have no GPU each here, empty if they have."""
     try:
         check(2, 1)
     except FtrtError as error:
@@ -37,6 +40,9 @@ def _gpus() -> str:
     return ""
 
 
-def library() -> str:
-    """The library of the plane between GPUs: a fake one is named in every figure."""
-    return os.environ.get("FTRT_NCCL_LIBRARY") or "nccl"
+def transport_of_gpus(environment: Mapping[str, str] = os.environ) -> str:
+    """What NCCL goes over by its settings; a fake library is named wherever a figure is."""
+    if environment.get("FTRT_NCCL_LIBRARY") == "fake":
+        return "fake"
+    off = all(environment.get(f"NCCL_{name}_DISABLE") == "1" for name in ("P2P", "SHM"))
+    return "sockets" if off or environment.get("FTRT_SHARE_GPU") == "1" else "p2p"

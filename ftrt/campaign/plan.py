@@ -84,9 +84,15 @@ class Batch:
     log: bool = False
 
     @property
-    def kills(self) -> int:
-        """Processes that its trials may need in place of dead ones."""
-        return sum(not t.control for t in self.trials) if self.cell.fault == "kill" else 0
+    def spares(self) -> int:
+        """Processes that its trials may need in place of dead ones.
+
+        Between GPUs every second one lies on the sender's, and cannot replace the receiver.
+        """
+        if self.cell.fault != "kill":
+            return 0
+        kills = sum(not trial.control for trial in self.trials)
+        return max(0, 2 * kills - 1) if self.cell.plane == "nccl" else kills
 
     def numbers(self, position: int) -> tuple[int, int]:
         """First and last number of the messages of the trial at a position from 1 on."""

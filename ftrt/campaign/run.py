@@ -22,6 +22,8 @@ from ftrt.errors import UsageError
 
 #: Trials of a batch. A kill needs a process in reserve, and each of them is started with the job.
 _AT_ONCE = {"kill": 20, "abort": 60, "pause": 30, "link": 30}
+#: Each kill between GPUs takes two processes with a context on a GPU.
+_AT_ONCE_GPU = 5
 #: Controls that each batch begins with: the length of a stream is that of this job on this day.
 _LEADING = 4
 
@@ -70,13 +72,18 @@ class Campaign:
             controls=options.controls,
         )
         made = cls(options, Store(options.out, setting))
-        for index, cell in enumerate(options.cells):
+        for index, cell in enumerate(made.cells):
             place = places.place_of(cell)
             if place.reason:
                 made.not_run.append({"cell": cell.to_json(), "reason": place.reason})
             else:
                 made._places[index] = place
         return made
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of its cells, also those that were not named this time."""
+        return [Cell.named(name) for name in self.store.cells]
 
     @property
     def left(self) -> int:
@@ -112,19 +119,21 @@ class Campaign:
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """Batches that are missing: a first one for every cell, then a second one, and so on."""
-        queues = {index: list(self._batches_of(index)) for index in self._places}
+        chosen = [index for index in self._places if self.cells[index] in self.options.cells]
+        queues = {index: list(self._batches_of(index)) for index in chosen}
         while any(queues.values()):
             for index, queue in queues.items():
                 if queue:
                     yield index, queue.pop(0)
 
     def _batches_of(self, index: int) -> Iterator[Batch]:
-        cell, seed = self.options.cells[index], self.options.seed
+        cell, seed = self.cells[index], self.options.seed
         done, controls = self.store.done(index, False), self.store.done(index, True)
         todo = [k for k in range(self.options.trials) if k not in done]
-        parts = [
-            todo[i : i + _AT_ONCE[cell.fault]] for i in range(0, len(todo), _AT_ONCE[cell.fault])
-        ]
+        size = (
+            _AT_ONCE_GPU if (cell.plane, cell.fault) == ("nccl", "kill") else _AT_ONCE[cell.fault]
+        )
+        parts = [todo[i : i + size] for i in range(0, len(todo), size)]
         missing = self.options.controls - len(controls)
         next_control = max(controls, default=-1) + 1
         for number in range(max(len(parts), 1 if missing > 0 else 0)):
@@ -147,7 +156,7 @@ class Campaign:
         """``campaign.json``."""
         cells = [
             tally(cell, self._places[index].transport, self.store.of(index))
-            for index, cell in enumerate(self.options.cells)
+            for index, cell in enumerate(self.cells)
             if index in self._places
         ]
         return {

@@ -22,7 +22,13 @@ class Store:
     ----------
     directory : path
     setting : dict
-        What makes a campaign this one: cells, seed, messages. Only the number of trials may grow.
+        What makes a campaign this one: cells, seed, messages. The number of trials may grow, and
+        whoever goes on may name some of its cells only.
+
+    Attributes
+    ----------
+    cells : list of str
+        Names of all its cells.
 
     Raises
     ------
@@ -31,8 +37,8 @@ class Store:
     """
 
     def __init__(self, directory: Path, setting: dict[str, Any]) -> None:
-        self.directory = directory
-        self._cells = setting["cells"]
+        self.directory, setting = directory, dict(setting)
+        self.cells: list[str] = setting["cells"]
         path = directory / _SETTING
         if path.exists():
             self._compare(path, setting)
@@ -54,6 +60,8 @@ class Store:
 
     def _compare(self, path: Path, setting: dict[str, Any]) -> None:
         found = json.loads(path.read_text())
+        if set(setting["cells"]) <= set(found.get("cells", ())):
+            self.cells = setting["cells"] = found["cells"]
         other = [name for name in setting if found.get(name) != setting[name]]
         if other:
             told = "; ".join(

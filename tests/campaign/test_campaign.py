@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ftrt.campaign import trace
+from ftrt.campaign import links, trace
 from ftrt.campaign.batch import run_batch
 from ftrt.campaign.cells import Cell, table
 from ftrt.campaign.judge import Judge
+from ftrt.campaign.links import reason_without_links
 from ftrt.campaign.page import At, Page
 from ftrt.campaign.places import Place
 from ftrt.campaign.plan import Batch, plan_trial
@@ -26,6 +27,11 @@ from ftrt.errors import UsageError
 from ftrt.launch.outside import Outcome
 
 CELL = Cell("host", "eager", "kill", "consumption", 16)
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch):
+    monkeypatch.setattr("ftrt.campaign.command._draw", lambda directory, say: None)
 
 
 def invoke(*arguments):
@@ -53,6 +59,7 @@ def check_both(cells, trials):
     assert ours["losses"] == ours["duplicates"] == 0 and ours["tripped"] > 0
     assert ours["bound_loss"] == pytest.approx(3 / ours["tripped"])
     for cell in cells.values():
+        assert cell["oracle"]["open"] <= cell["tripped"]
         assert cell["oracle"]["losses"] == cell["losses"]
         assert cell["oracle"]["duplicates"] == cell["duplicates"]
         assert cell["controls"]["trials"] == 4
@@ -62,7 +69,7 @@ def check_both(cells, trials):
 
 @pytest.mark.timeout(110)
 def test_a_graph_is_duplicated_where_completion_decides(tmp_path):
-    cells, trials = small(tmp_path / "out", "graph", "kill", "--trials", 4, "--interval-us", 60)
+    cells, trials = small(tmp_path / "out", "graph", "kill", "--trials", 3, "--interval-us", 60)
     check_both(cells, trials)
     assert cells["completion"]["ambiguous"] > 0
     assert cells["completion"]["duplicates"] > 0
@@ -78,10 +85,34 @@ def test_a_graph_is_duplicated_where_completion_decides(tmp_path):
 @pytest.mark.timeout(110)
 def test_a_pause_loses_where_completion_decides(tmp_path, monkeypatch):
     monkeypatch.setattr("ftrt.campaign.plan.PAUSE_MS", (700, 800))
-    cells, trials = small(tmp_path / "out", "revoke", "pause", "--trials", 3)
+    cells, trials = small(tmp_path / "out", "revoke", "pause", "--trials", 2)
     check_both(cells, trials)
     assert cells["completion"]["losses"] > 0
     assert list(cells["consumption"]["phases_ms"]) == ["detect", "revoke", "rebuild", "resume"]
+
+
+@pytest.mark.timeout(110)
+def test_the_plane_between_gpus_with_a_library_in_plain_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("FTRT_NCCL_LIBRARY", "fake")
+    monkeypatch.setenv("FTRT_FAKE_GPUS", "2")
+    out = tmp_path / "out"
+    more = ["--plane", "nccl", "--rule", "consumption", "--trials", 2, "--messages", 128]
+    cells, trials = small(out, "graph", "kill", *more)
+    check_both(cells, trials)
+    assert cells["consumption"]["transport"] == "fake"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(110)
+def test_a_link_of_a_network_namespace_is_cut(tmp_path, monkeypatch):
+    if reason := reason_without_links():
+        pytest.skip(reason)
+    monkeypatch.setattr("ftrt.campaign.plan.PAUSE_MS", (700, 800))
+    monkeypatch.setattr("ftrt.campaign.links.NETEM", {"cut": links.NETEM["cut"]})
+    more = ["--rule", "consumption", "--trials", 2]
+    cells, trials = small(tmp_path / "out", "eager", "link", *more)
+    check_both(cells, trials)
+    assert max(trial["length_ms"] for trial in trials) > 500
 
 
 @pytest.mark.timeout(110)
