@@ -20,6 +20,7 @@ from ftrt.campaign.links import reason_without_links
 from ftrt.campaign.page import At, Page
 from ftrt.campaign.places import Place
 from ftrt.campaign.plan import Batch, plan_trial
+from ftrt.campaign.results import page
 from ftrt.campaign.store import Store, setting_of
 from ftrt.campaign.tally import tally
 from ftrt.cli import main
@@ -236,6 +237,22 @@ def test_a_zero_has_a_bound_and_a_cell_that_never_tripped_has_none():
     lost = tally(CELL, "tcp", [{**line, "losses": 1}] * 30)
     assert lost["bound_loss"] is None and lost["bound_duplicate"] == 0.1
     assert tally(CELL, "tcp", [{**line, "tripped": False}])["bound_loss"] is None
+
+
+def test_the_page_of_results_adds_up_and_names_what_was_not_run():
+    zero = dict.fromkeys(("duplicates", "losses", "stale", "empty", "torn"), 0)
+    line = {"control": False, "tripped": True, "ambiguous": True, "sent": 9, "wire_bytes": 1}
+    line |= {"recovery_ms": 2.0, "phases_ms": {"detect": 2.0}, "trips": 1, **zero}
+    line |= {"oracle_losses": 0, "oracle_duplicates": 0, "oracle_open": 0}
+    other = Cell("host", "graph", "kill", "consumption", 16)
+    summary = {"command": "ftrt campaign", "seed": 1, "versions": {"ftrt": "0"}, "complaints": []}
+    summary["cells"] = [tally(CELL, "tcp", [line] * 60), tally(other, "tcp", [])]
+    summary["not_run"] = [{"cell": {}, "reason": "no GPU"}]
+    text = page(summary)
+    assert "60 tripped faults: 0 messages lost, 0 duplicated" in text and "below 5.00 %" in text
+    assert "graph kill 16 consumption" in text and "no GPU" in text
+    lost = [{**line, "losses": 2, "control": False}] * 3
+    assert "6 messages lost" in page({**summary, "cells": [tally(CELL, "tcp", lost)]})
 
 
 def test_all_chance_of_a_trial_comes_from_the_seed():
