@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ def _run(options: Options, echo: Callable[..., Any], as_json: bool) -> int:
     for entry in campaign.not_run:
         cell = "/".join(str(value) for value in entry["cell"].values())
         echo(f"not run: {cell}: {entry['reason']}", err=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: no job is left behind
     try:
         summary = _with_bar(campaign)
     except KeyboardInterrupt:
