@@ -31,8 +31,10 @@ CELL = Cell("host", "eager", "kill", "consumption", 16)
 
 
 @pytest.fixture(autouse=True)
-def no_figures(monkeypatch):
-    monkeypatch.setattr("ftrt.campaign.command._draw", lambda directory, say: None)
+def few_figures(request, monkeypatch):
+    """They take as long as the trials; one test looks at them."""
+    if "graph" not in request.node.name:
+        monkeypatch.setattr("ftrt.campaign.command._draw", lambda directory, say: None)
 
 
 def invoke(*arguments):
