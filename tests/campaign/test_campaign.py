@@ -70,6 +70,7 @@ def check_both(cells, trials):
     assert all(line["wire_bytes"] > 16 * line["sent"] for line in trials)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(110)
 def test_a_graph_is_duplicated_where_completion_decides(tmp_path):
     cells, trials = small(tmp_path / "out", "graph", "kill", "--trials", 3, "--interval-us", 60)
@@ -85,6 +86,7 @@ def test_a_graph_is_duplicated_where_completion_decides(tmp_path):
     assert told in (drawn / "report.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(110)
 def test_a_pause_loses_where_completion_decides(tmp_path, monkeypatch):
     monkeypatch.setattr("ftrt.campaign.plan.PAUSE_MS", (700, 800))

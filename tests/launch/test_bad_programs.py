@@ -112,7 +112,13 @@ def _left(job):
 def test_signals_leave_nothing(tmp_path, signum):
     command = [sys.executable, "-m", "ftrt.cli", "run", "-n", "2", "--spares", "1", "--ledger"]
     command += [tmp_path / "ledger", STREAM, "--messages", 10**8]
-    launcher = subprocess.Popen(list(map(str, command)), env=ENV, stderr=subprocess.PIPE, text=True)
+    launcher = subprocess.Popen(
+        list(map(str, command)),
+        env=ENV,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may run the tests
+    )
     try:
         end = time.monotonic() + 30
         while not (tmp_path / "ledger/epochs/000001.json").exists() and time.monotonic() < end:

@@ -101,6 +101,7 @@ def test_a_finished_rank_that_was_stopped_is_spoken_for(tmp_path):
     assert took_s < 15 and not ended.named("recovery")
 
 
+@pytest.mark.long
 def test_a_last_sync_that_never_ends_is_told(tmp_path):
     ended, _ = job(tmp_path, STUCK_IN_ITS_LAST_SYNC, "--stable", "power", "--stall-timeout-s", 6)
     assert ended.status == 3, ended.output

@@ -45,6 +45,7 @@ def test_a_gpu_that_fails_makes_its_process_a_failed_one(tmp_path):
     assert {event["rank"] for event in ended.named("gpu lost")} == {0, 1}
 
 
+@pytest.mark.long
 def test_a_death_that_no_spare_covers_goes_on_after_a_restart(tmp_path):
     options = [*PLANE, "--restarts", 1]
     ended = stream_job(tmp_path, ["kill:0@100msg"], messages=200, options=options)

@@ -39,7 +39,7 @@ with ftrt.init() as rt:
 """
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.long)])
 def test_the_next_attempt_goes_on(tmp_path, how):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM % how)

@@ -49,7 +49,7 @@ def test_an_end_is_healed_by_a_spare(tmp_path, kind, rank):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_death_at_every_message_of_a_stream(tmp_path, rank):
     """64 messages, a death after each: eight deaths in each of eight jobs."""
     digests = set()

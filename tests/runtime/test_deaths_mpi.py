@@ -33,6 +33,7 @@ def test_both_ends_die_also_inside_a_recovery(tmp_path):
     assert len(ended.named("died")) >= 3
 
 
+@pytest.mark.long
 def test_restart_from_the_ledger(tmp_path):
     ended = stream_job(tmp_path, ["kill:1@90msg"], spares=0, options=["--restarts", 1])
     assert ended.report["attempts"] == 2
@@ -89,7 +90,7 @@ with ftrt.init() as rt:
     ("kind", "faults"),
     [
         ("spool=True", ["1@90msg", "2@70msg", "1@200msg"]),
-        ("volatile=True", ["1@90msg", "1@200msg"]),
+        pytest.param("volatile=True", ["1@90msg", "1@200msg"], marks=pytest.mark.long),
     ],
 )
 def test_spooled_and_volatile_senders_and_no_ring_is_made(tmp_path, kind, faults):

@@ -67,7 +67,9 @@ def test_a_job_whose_launcher_lost_its_power_too_is_gone_on_with(tmp_path):
     assert audit["ok"] and audit["sent"] == audit["consumed"] == 600
 
 
-@pytest.mark.parametrize("how", [["--size", 8], ["--spool", "--size", 4096]])
+@pytest.mark.parametrize(
+    "how", [pytest.param(["--size", 8], marks=pytest.mark.long), ["--spool", "--size", 4096]]
+)
 def test_power_cuts_lose_nothing_and_repeat_nothing(tmp_path, how):
     faults = ["kill:1@300msg", "kill:0@400msg", "kill:1@350msg"]
     options = ["--restarts", len(faults)]
@@ -81,7 +83,7 @@ def test_power_cuts_lose_nothing_and_repeat_nothing(tmp_path, how):
     assert not [path for path in ended.ledger.iterdir() if "tmp-" in path.name]
 
 
-@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("spares", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_what_one_receiver_durably_has_is_not_lost_for_another(tmp_path, spares):
     """With a spare an epoch is entered in between: its record makes durable, too."""
     program = ROOT / "tests" / "runtime" / "spool_to_two.py"

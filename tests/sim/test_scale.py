@@ -24,7 +24,7 @@ def test_deaths_before_the_start_cost_nothing(ranks):
         within_bounds(cost)
 
 
-@pytest.mark.parametrize("dead", [0, 656])
+@pytest.mark.parametrize("dead", [0, pytest.param(656, marks=pytest.mark.long)])
 def test_the_same_at_the_largest_size(dead):
     within_bounds(agree(65_536, dead))
 
