@@ -120,6 +120,7 @@ def test_a_link_of_a_network_namespace_is_cut(tmp_path, monkeypatch):
     assert max(trial["length_ms"] for trial in trials) > 500
 
 
+@pytest.mark.long
 @pytest.mark.timeout(110)
 def test_it_goes_on_where_it_was_and_repeats_a_trial(tmp_path):
     out = tmp_path / "out"

@@ -67,6 +67,7 @@ def test_there_must_be_a_job(tmp_path):
         grow(tmp_path, 1)
 
 
+@pytest.mark.long
 def test_a_shrunk_job_grows_back_at_its_restart(tmp_path):
     """Rank 3 is inherited; a spare is asked for; rank 0 dies and all begin again, with a spare."""
     ledger, report = tmp_path / "ledger", tmp_path / "report.json"

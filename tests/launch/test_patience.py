@@ -109,6 +109,7 @@ def test_a_last_sync_that_never_ends_is_told(tmp_path):
     assert "--resume" in ended.output
 
 
+@pytest.mark.long
 def test_stopped_ranks_without_an_agent_are_ended(tmp_path):
     ended, took_s = job(tmp_path, AGENT_GONE)
     assert ended.status == 3, ended.output

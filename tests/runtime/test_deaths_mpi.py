@@ -86,6 +86,7 @@ with ftrt.init() as rt:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "faults"),
     [

@@ -59,6 +59,7 @@ def test_what_it_complains_of(tmp_path, changes, said):
     assert list(found) == ([] if said is None else [said]), found
 
 
+@pytest.mark.long
 @pytest.mark.timeout(110)
 def test_a_short_storm(tmp_path):
     storm = Storm(1)
