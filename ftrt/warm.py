@@ -22,7 +22,7 @@ def main() -> int:
         try:
             importlib.import_module(module.name)
         except (ModuleNotFoundError, UsageError) as error:
-            missing = error if isinstance(error, ImportError) else error.__cause__
+            missing = error.__cause__ if isinstance(error, UsageError) else error
             if not isinstance(missing, ImportError):
                 raise
             if (missing.name or "").partition(".")[0] not in OPTIONAL:
