@@ -8,40 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from namespaces import Hosts
 
-ROOT = Path(__file__).resolve().parents[2]
-STREAM = ROOT / "apps" / "stream.py"
-
-
-@dataclass
-class Ended:
-    """A job that ended."""
-
-    status: int
-    output: str
-    ledger: Path
-    report: dict = field(default_factory=dict)
-
-    @property
-    def events(self) -> list[dict]:
-        """All events of all attempts and hosts."""
-        paths = sorted((self.ledger / "run").glob("events*.jsonl"))
-        lines = [line for path in paths for line in path.read_text().splitlines()]
-        return [json.loads(line) for line in lines]
-
-    def named(self, event: str) -> list[dict]:
-        """Events of one kind."""
-        return [entry for entry in self.events if entry["event"] == event]
-
-    @property
-    def records(self) -> list[dict]:
-        """Records of all epochs."""
-        paths = sorted((self.ledger / "epochs").glob("*.json"))
-        return [json.loads(path.read_text()) for path in paths]
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+from runtime_job import ROOT, Ended
 
 
 class Job:

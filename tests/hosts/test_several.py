@@ -13,8 +13,10 @@ import pytest
 from ftrt.oracle import check_effects
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from namespaces import hosts, reason_not
-from several import ROOT, STREAM, Job, effects, left_behind
+from runtime_job import ROOT, STREAM
+from several import Job, effects, left_behind
 
 CLEAN = {"losses": [], "duplicates": [], "ambiguous": []}
 REASON = reason_not()

@@ -25,13 +25,21 @@ class Ended:
 
     @property
     def events(self) -> list[dict]:
-        """All events of all attempts."""
-        lines = (self.ledger / "run" / "events.jsonl").read_text().splitlines()
+        """All events of all attempts and hosts."""
+        paths = sorted((self.ledger / "run").glob("events*.jsonl"))
+        assert paths, f"{self.ledger} has no record of what happened"
+        lines = [line for path in paths for line in path.read_text().splitlines()]
         return [json.loads(line) for line in lines]
 
     def named(self, event: str) -> list[dict]:
         """Events of one kind."""
         return [entry for entry in self.events if entry["event"] == event]
+
+    @property
+    def records(self) -> list[dict]:
+        """Records of all epochs."""
+        paths = sorted((self.ledger / "epochs").glob("*.json"))
+        return [json.loads(path.read_text()) for path in paths]
 
 
 def _path() -> str:
