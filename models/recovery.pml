@@ -1,4 +1,4 @@
-/* The recovery of one host, ftrt/agree/recovery.py: a job's attempt, and the next one, which may
+/* The recovery of one host, ftrt/agree/recovery.py and steps.py: a job's attempt, and the next one, which may
  * begin at any time, also while the first still runs. N ranks and SPARES spares each.
  *
  * Processes die at any point, finish, are suspected; the record may not be writable; the other

@@ -16,7 +16,7 @@ E, F = State.ENDED, State.FAILED
 Row = tuple[str, tuple[State, ...]]
 _Place = TypeVar("_Place", bound=Enum)
 
-# (state, event) -> (handler in ftrt.agree.recovery, states it may lead to). A pair that is not
+# (state, event) -> (handler in ftrt.agree.steps, states it may lead to). A pair that is not
 # here is illegal: it raises InvariantBroken and changes nothing.
 TRANSITIONS: dict[tuple[State, type], Row] = {
     (R, ev.ProcessDied): ("died_running", (R, C)),

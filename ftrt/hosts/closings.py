@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.agree.marks import Key, StreamMarks, merged
-from ftrt.agree.recovery import Situation
+from ftrt.agree.steps import Situation
 from ftrt.host.evidence import Ledgers, stream_marks
 from ftrt.ledger.record import read_file, replace_file, sync_path
 from ftrt.runtime.config import Config

@@ -16,7 +16,8 @@ from ftrt.agree.epoch import EpochId, Membership
 from ftrt.agree.events import State
 from ftrt.agree.heirs import Heirs, candidates
 from ftrt.agree.marks import Key, StreamMarks
-from ftrt.agree.recovery import GONE, Recovery
+from ftrt.agree.recovery import Recovery
+from ftrt.agree.steps import GONE
 from ftrt.sim.peers import Peers
 from ftrt.sim.storage import Ledger, Record, marks_of, state_after
 

@@ -11,7 +11,8 @@ from ftrt.agree.effects import CreateRecord, End, Fail
 from ftrt.agree.epoch import EpochId, Membership, Outcome, plan_members
 from ftrt.agree.events import EVENTS, State
 from ftrt.agree.marks import Marks, StreamMarks
-from ftrt.agree.recovery import HANDLERS, Recovery
+from ftrt.agree.recovery import Recovery
+from ftrt.agree.steps import HANDLERS
 from ftrt.agree.tables import TRANSITIONS, markdown, mermaid
 from ftrt.errors import InvariantBroken
 

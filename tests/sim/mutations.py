@@ -4,7 +4,7 @@ proves nothing."""
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ftrt.agree import agreement, recovery
+from ftrt.agree import agreement, steps
 from ftrt.agree import effects as fx
 from ftrt.agree import events as ev
 from ftrt.agree.marks import Marks, merged
@@ -157,12 +157,12 @@ def commit_after_close():
 
 @mutation("a record has the marks of the last epoch only")
 def marks_of_the_last_epoch_only():
-    return [(recovery, "merged", lambda *tables: merged(tables[-1]))]
+    return [(steps, "merged", lambda *tables: merged(tables[-1]))]
 
 
 @mutation("the epoch is published before its record exists")
 def publish_before_the_record():
-    real = recovery.HANDLERS["closed"]
+    real = steps.HANDLERS["closed"]
 
     def closed(now, event):
         after, effects = real(now, event)
@@ -170,7 +170,7 @@ def publish_before_the_record():
             effects = (fx.Publish(after.target), *effects)
         return after, effects
 
-    return [(recovery.HANDLERS, "closed", closed)]
+    return [(steps.HANDLERS, "closed", closed)]
 
 
 @mutation("what a dead sender had recorded counts as delivered")
@@ -204,7 +204,7 @@ def go_on_behind_what_was_sent():
 
 @mutation("who finds somebody else's record keeps its own decision")
 def own_decision_wins():
-    real = recovery.HANDLERS["found"]
+    real = steps.HANDLERS["found"]
 
     def found(now, event):
         after, effects = real(now, event)
@@ -212,18 +212,18 @@ def own_decision_wins():
             after = replace(after, membership=now.decision.membership)
         return after, effects
 
-    return [(recovery.HANDLERS, "found", found)]
+    return [(steps.HANDLERS, "found", found)]
 
 
 @mutation("a death while an epoch is published is forgotten")
 def deaths_while_publishing_are_forgotten():
-    real = recovery.HANDLERS["published"]
+    real = steps.HANDLERS["published"]
 
     def published(now, event):
         after, effects = real(replace(now, dead=frozenset()), event)
         return replace(after, dead=now.dead), effects
 
-    return [(recovery.HANDLERS, "published", published)]
+    return [(steps.HANDLERS, "published", published)]
 
 
 @mutation("stable is announced before the sync is through")
@@ -238,12 +238,12 @@ def stable_before_the_sync():
 
 @mutation("a dead spare is promoted")
 def promote_a_dead_spare():
-    real = recovery.plan_members
+    real = steps.plan_members
 
     def plan_members(membership, dead, finished=()):
         return real(membership, set(dead) - set(membership.spares), finished)
 
-    return [(recovery, "plan_members", plan_members)]
+    return [(steps, "plan_members", plan_members)]
 
 
 @mutation("a mark above a gap swallows the gap")
@@ -261,8 +261,8 @@ def close_the_dead_only():
         after, (closing,) = real(now)
         return after, (replace(closing, ranks=now.lost),)
 
-    real = recovery._close
-    return [(recovery, "_close", close)]
+    real = steps._close
+    return [(steps, "_close", close)]
 
 
 @mutation("who frees a spool is not asked for its epoch")
@@ -325,6 +325,6 @@ def records_are_not_synced():
 def an_older_attempt_is_not_overtaken():
     def overtake(now, event, theirs):
         promotions = tuple(theirs.members)
-        return recovery._enter(now, event.epoch, theirs, promotions)
+        return steps._enter(now, event.epoch, theirs, promotions)
 
-    return [(recovery, "_overtake", overtake)]
+    return [(steps, "_overtake", overtake)]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ftrt.agree import agreement, recovery
+from ftrt.agree import agreement, steps
 from ftrt.agree import effects as fx
 from ftrt.agree.epoch import Decision, Membership, Outcome
 from ftrt.agree.events import State
@@ -23,24 +23,24 @@ def mutation(text):
 
 @mutation("a death while the ledgers are being closed is forgotten")
 def deaths_while_closing_are_forgotten():
-    real = recovery.HANDLERS["died"]
+    real = steps.HANDLERS["died"]
 
     def died(now, event):
         after, effects = real(now, event)
         return (now, effects) if now.state is State.CLOSING else (after, effects)
 
-    return [(recovery.HANDLERS, "died", died)]
+    return [(steps.HANDLERS, "died", died)]
 
 
 @mutation("nobody tells a spare that it has a rank now")
 def promotions_are_not_told():
-    real = recovery.HANDLERS["created"]
+    real = steps.HANDLERS["created"]
 
     def created(now, event):
         after, effects = real(now, event)
         return after, tuple(e for e in effects if not isinstance(e, fx.Promote))
 
-    return [(recovery.HANDLERS, "created", created)]
+    return [(steps.HANDLERS, "created", created)]
 
 
 @mutation("a host that the record leaves out goes on")
@@ -60,17 +60,17 @@ def left_out_but_going_on():
 @mutation("the job ends with the first rank that is done")
 def the_first_ends_the_job():
     complete = property(lambda self: bool(self.finished))
-    return [(recovery.Situation, "complete", complete)]
+    return [(steps.Situation, "complete", complete)]
 
 
 @mutation("the record has processes of hosts that did not report")
 def silent_hosts_are_members():
-    real = recovery.HANDLERS["closed"]
+    real = steps.HANDLERS["closed"]
 
     def closed(now, event):
         return real(now, replace(event, left_out=()))
 
-    return [(recovery.HANDLERS, "closed", closed)]
+    return [(steps.HANDLERS, "closed", closed)]
 
 
 @mutation("merged marks lose what is above the gap")
@@ -120,7 +120,7 @@ def credit_stays_free():
 
 @mutation("where spares are short the rank is dropped")
 def a_lost_rank_is_dropped():
-    real = recovery.plan_members
+    real = steps.plan_members
 
     def plan_members(membership, dead, finished=()):
         plan = real(membership, dead, finished)
@@ -129,7 +129,7 @@ def a_lost_rank_is_dropped():
         kept = tuple(pair for pair in membership.members if pair[1] not in set(dead))
         return Decision(Outcome.CONTINUED, Membership(kept), (), "the others go on")
 
-    return [(recovery, "plan_members", plan_members)]
+    return [(steps, "plan_members", plan_members)]
 
 
 @mutation("an agent reports the names of its children, not of all below them")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ftrt.agree import recovery
+from ftrt.agree import steps
 from ftrt.agree.marks import StreamMarks
 
 from .mutations import mutation as register
@@ -14,49 +14,49 @@ def mutation(text):
 
 @mutation("what a process says while a record leaves it out counts")
 def left_out_but_heard():
-    real = recovery._enter
+    real = steps._enter
 
     def _enter(now, *arguments):
         after, effects = real(now, *arguments)
         return replace(after, finished=now.finished), effects
 
-    return [(recovery, "_enter", _enter)]
+    return [(steps, "_enter", _enter)]
 
 
 @mutation("a record is taken for one of this attempt whatever attempt made it")
 def any_attempt_will_do():
-    real = recovery.HANDLERS["found"]
+    real = steps.HANDLERS["found"]
 
     def found(now, event):
         attempt = (now.target or now.epoch).attempt
         return real(now, replace(event, epoch=replace(event.epoch, attempt=attempt)))
 
-    return [(recovery.HANDLERS, "found", found)]
+    return [(steps.HANDLERS, "found", found)]
 
 
 @mutation("the marks of a record that is found are not taken")
 def found_marks_are_not_taken():
-    real = recovery.HANDLERS["found"]
+    real = steps.HANDLERS["found"]
 
     def found(now, event):
         return real(now, replace(event, marks=None))
 
-    return [(recovery.HANDLERS, "found", found)]
+    return [(steps.HANDLERS, "found", found)]
 
 
 @mutation("an answer to a closing that is behind us is taken for the one under way")
 def an_old_answer_is_taken():
-    real = recovery.HANDLERS["closed"]
+    real = steps.HANDLERS["closed"]
 
     def closed(now, event):
         return real(now, replace(event, epoch=now.epoch))
 
-    return [(recovery.HANDLERS, "closed", closed)]
+    return [(steps.HANDLERS, "closed", closed)]
 
 
 @mutation("a host that is asked to close goes on")
 def nobody_joins():
-    return [(recovery.HANDLERS, "asked", recovery.ignored)]
+    return [(steps.HANDLERS, "asked", steps.ignored)]
 
 
 @mutation("of two ledgers' highest number sent the lower one counts")
@@ -73,12 +73,12 @@ def the_lower_sent_counts():
 
 @mutation("a record whose members all died meanwhile shuts out their spares")
 def spares_are_forgotten():
-    real = recovery.HANDLERS["found"]
+    real = steps.HANDLERS["found"]
 
     def found(now, event):
         members = {process for _, process in event.members}
         if not members & (now.acting.processes - now.dead):
-            return recovery._fenced(now, event.epoch)
+            return steps._fenced(now, event.epoch)
         return real(now, event)
 
-    return [(recovery.HANDLERS, "found", found)]
+    return [(steps.HANDLERS, "found", found)]
