@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from ftrt.kernel_cache import find_place_for_kernels
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -25,6 +27,9 @@ _HOMES = {
 }
 
 __all__ = sorted([*_HOMES, "__version__"])
+
+
+find_place_for_kernels(__path__[0])
 
 
 def __getattr__(name: str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import signal
 import sys
 from typing import Any
@@ -31,6 +32,16 @@ class _Group(click.Group):
             click.echo(f"ftrt: {error}", err=True)
             usage = isinstance(error, (UsageError, LedgerError))
             ctx.exit(EXIT_USAGE if usage else EXIT_IMPOSSIBLE)
+        except PermissionError as error:
+            # pathlib's questions (exists, is_dir) raise it below a directory that is closed to us.
+            if error.filename is None:
+                raise
+            click.echo(
+                f"ftrt: {error.filename}: user {os.geteuid()} may not; choose another path, or "
+                "have its permissions changed",
+                err=True,
+            )
+            ctx.exit(EXIT_USAGE)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
