@@ -16,6 +16,7 @@ from ftrt.host.words import MAX_RANKS, mpi_directory
 from ftrt.launch.attempt import Attempt, Events
 from ftrt.launch.directory import held, job_of
 from ftrt.launch.faults import Fault, validate
+from ftrt.launch.gpus import Gpus
 from ftrt.launch.gpus import check as check_gpus
 from ftrt.launch.gpus import lines as gpu_lines
 from ftrt.launch.grow import grown
@@ -126,7 +127,7 @@ def _run_job(
     stop: Stop,
 ) -> Report:
     _check(options)
-    gpus = check_gpus(options.ranks, options.standby) if options.plane == "nccl" else 0
+    gpus = check_gpus(options.ranks, options.standby) if options.plane == "nccl" else Gpus()
     names = _names(options)
     with stop.interrupts():
         mpi = identify(find_mpirun(options.mpirun))
@@ -144,7 +145,7 @@ def _run_job(
     directory = chosen or Path(f"ftrt-{time.strftime('%Y%m%d-%H%M%S')}-{job[:8]}").resolve()
     with stop.interrupts():
         hosts = _hosts(names, mpi.mpirun, directory)
-    Config.from_environment(_settings(options, mpi, job, directory, 1, gpus))
+    Config.from_environment(_settings(options, mpi, job, directory, 1, gpus.number))
     stop.check()
     with (
         held(directory, job, options, several=bool(hosts)) as first,
@@ -160,7 +161,7 @@ def _run_job(
         if options.plane == "nccl":
             for line in gpu_lines(options.ranks, options.spares, gpus, options.standby):
                 shown.note(line)
-        runner = _Job(options, mpi, job, directory, audit, shown, gpus, hosts)
+        runner = _Job(options, mpi, job, directory, audit, shown, gpus.number, hosts)
         report = runner.run(stop, first)
         _write_report(report, options.json_file, shown)
     return report

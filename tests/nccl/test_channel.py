@@ -269,3 +269,26 @@ def test_the_end_of_a_stream_is_told(ends):
     assert not both.recv.finished
     both.next()
     assert both.recv.finished and both.recv.closed_seq == 1
+
+
+def test_a_graph_whose_peer_never_comes_is_ended_by_our_own_deadline(ends):
+    """A replayed graph waits on the device, where no error of the host can ever appear."""
+    both = ends(slots=32, slot_bytes=256)
+    both.planes[1].transfer_timeout_s = 0.3
+    rows, seq = on_device(np.arange(16 * 32, dtype=np.int64).reshape(16, 32)), 1
+    for _ in range(6):  # both places of the window have a graph by then
+        until(lambda n=seq: both.send.try_send_batch(n, rows, 1) == 16)
+        both.recv.release(both.next().number)
+        seq += 16
+    assert both.send.counters["graph"] and both.recv.pair.graphs
+    both.send._post = lambda *_: None  # told of, and never sent
+    assert both.send.try_send_batch(seq, rows, 1) == 16
+    stream = both.recv._receiving
+    until(lambda: both.recv.poll() or not both.planes[1].device.idle(stream))
+    parked_s = time.monotonic()
+    until(lambda: both.recv.poll() or both.recv.broken)
+    assert time.monotonic() - parked_s < 2.0
+    assert "did not come in 0.3 s" in str(both.recv.broken)
+    until(lambda: both.planes[1].pairs.ended == 1)  # graphs first, then the communicator
+    until(lambda: both.planes[1].device.idle(stream))
+    assert not both.planes[1].pairs.left_behind

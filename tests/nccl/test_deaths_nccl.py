@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-from test_deaths import stream_job
+from runtime_job import run_job
+from test_deaths import audited, stream_job
+
+from ftrt.oracle import check_effects
 
 PLANE = ["--plane", "nccl"]
 
@@ -51,3 +54,23 @@ def test_a_death_that_no_spare_covers_goes_on_after_a_restart(tmp_path):
     ended = stream_job(tmp_path, ["kill:0@100msg"], messages=200, options=options)
     assert ended.report["attempts"] == 2
     assert "share GPUs" in ended.output
+
+
+def test_a_commit_of_the_host_is_final_whatever_the_gpu_still_has_queued(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    program = Path(__file__).with_name("queued_program.py")
+    ended = run_job(tmp_path, ["-n", 2, "--spares", 1, *PLANE], program, tmp_path)
+    audit = audited(ended)
+    assert audit["sent"] == audit["consumed"] == 60
+    assert (tmp_path / "busy").read_text() == "True"
+    assert (tmp_path / "role").read_text() == "RECOVERED"
+    oracle = check_effects(tmp_path / "effects", {(1, "numbers", 0): 60})
+    assert not oracle["losses"] and not oracle["duplicates"], oracle
+    assert "multicast is off and stays off" in ended.output
+
+
+def test_a_library_without_revoke_and_grow_does_what_it_can_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("FTRT_FAKE_WITHOUT", "revoke,shrink,grow,mem_alloc")
+    ended = stream_job(tmp_path, ["abort:0@60msg", "kill:1@120msg"], messages=200, options=PLANE)
+    for name in ("revoke", "shrink", "grow", "mem_alloc"):
+        assert f"{name}: " in ended.output

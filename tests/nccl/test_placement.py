@@ -42,11 +42,11 @@ def test_the_spare_on_a_free_gpu_takes_over():
 
 def test_the_start_says_what_is_not_covered(monkeypatch):
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
-    said = "\n".join(gpus.lines(2, 1, 2, 1))
+    said = "\n".join(gpus.lines(2, 1, gpus.Gpus(2), 1))
     assert "spare 0 is on GPU 1 and can replace rank 1" in said
     assert "no spare can replace rank 0" in said
     assert "multicast is off and stays off" in said
-    assert "--standby 0" in said and "made first" in "\n".join(gpus.lines(2, 1, 2, 0))
+    assert "--standby 0" in said and "made first" in "\n".join(gpus.lines(2, 1, gpus.Gpus(2), 0))
 
 
 def test_without_cupy_the_extra_is_named(monkeypatch):

@@ -123,23 +123,37 @@ def version_text(version: int) -> str:
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
-def cuda_mismatch(built_for: int, driver: int) -> str | None:
-    """Why libraries of one CUDA generation do not work with a driver, None if they do.
+def cuda_mismatch(built_for: int, driver: int, what: str = "CuPy") -> str | None:
+    """Why a library of one CUDA generation does not work with a driver, None if it does.
+
+    A driver runs what was built for its own generation and for earlier ones.
 
     Parameters
     ----------
     built_for : int
-        Major version of CUDA that CuPy was built for.
+        Major version of CUDA that it was built for.
     driver : int
         CUDA version that the driver supports, as the driver tells it (12040 is 12.4).
+    what : str
+        Its name, for the text.
     """
     major = driver // 1000
     if built_for <= major:
         return None
     return (
-        f"these libraries need CUDA {built_for}, and the driver has {major}.{driver % 1000 // 10}: "
-        f"type `pip install 'ftrt[cuda{major}]'` in a fresh environment, or update the driver"
+        f"{what} was built for CUDA {built_for}, and the driver has "
+        f"{major}.{driver % 1000 // 10}: type `pip install 'ftrt[cuda{major}]'` in a fresh "
+        "environment, or update the driver"
     )
+
+
+def cuda_note(built_for: Mapping[str, int | None], driver: int | None) -> str | None:
+    """What the start of a run says of libraries that are older than the driver, or not alike."""
+    known = {name: major for name, major in built_for.items() if major is not None}
+    if driver is None or all(major == driver // 1000 for major in known.values()):
+        return None
+    named = ", ".join(f"{name} for CUDA {major}" for name, major in known.items())
+    return f"{named}, and a driver for {driver // 1000}.{driver % 1000 // 10}: it runs older ones"
 
 
 def environment_notes(environment: Mapping[str, str]) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ftrt.errors import FtrtError, UsageError
-from ftrt.transport.nccl import kernels
+from ftrt.transport.nccl import foreign, kernels
 from ftrt.transport.nccl.capabilities import cuda_mismatch
 from ftrt.transport.nccl.device import HOST_ARRAY
-from ftrt.transport.nccl.lib import missing_extra
+from ftrt.transport.nccl.loading import missing_extra
 
 try:
     import cupy
@@ -252,21 +252,28 @@ class CudaDevice:
         UsageError
             It is a host array, or lies on another GPU.
         """
-        if isinstance(value, cupy.ndarray):
-            array = value
-        elif hasattr(value, "__cuda_array_interface__"):
-            array = cupy.asarray(value)
-        elif hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == 2:
-            array = cupy.from_dlpack(value)
-        else:
-            kind = type(value)
-            raise UsageError(f"a {kind.__module__}.{kind.__name__} was given: {HOST_ARRAY}")
+        array = value if isinstance(value, cupy.ndarray) else self._foreign(value)
         if array.size and array.device.id != self.index:
             raise UsageError(
                 f"the array lies on GPU {array.device.id}, this rank's is {self.index}: "
                 "copy it there first"
             )
+        array = foreign.with_a_name(array)
         return array if array.flags.c_contiguous else cupy.ascontiguousarray(array)
+
+    def _foreign(self, value: Any) -> Any:
+        """An array of another library as one of CuPy's, over the same memory."""
+        bits = False
+        if foreign.is_torch(value):
+            value, bits = foreign.tensor(value)
+        if hasattr(value, "__cuda_array_interface__"):
+            array = foreign.taken(cupy.asarray, value)
+        elif hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == 2:
+            array = foreign.taken(cupy.from_dlpack, value)
+        else:
+            kind = type(value)
+            raise UsageError(f"a {kind.__module__}.{kind.__name__} was given: {HOST_ARRAY}")
+        return array.view(f"u{array.itemsize}") if bits else array
 
     def upload(self, value: Any) -> Any:
         """A host array on this GPU."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ftrt.errors import UsageError
-from ftrt.transport.nccl import wire
+from ftrt.transport.nccl import foreign, wire
 from ftrt.transport.nccl.device import HOST_ARRAY
 
 _handles = itertools.count(1)
@@ -226,8 +226,8 @@ class FakeDevice:
         stream.put(event.wait)
 
     def readers(self) -> list[FakeEvent]:
-        """Nothing of the application is ever queued here."""
-        return []
+        """An event behind what the application has queued on its stream, if it has one."""
+        return [] if self._own is None else [self.mark(self._own)]
 
     def publish(self, stream: FakeStream, grid: tuple[int, int], *arguments: int) -> None:
         """The CPU's way to write slots."""
@@ -280,7 +280,7 @@ class FakeDevice:
             stream.captured = None
 
     def application(self) -> FakeStream:
-        """The stream of the application, which queues nothing but our copies."""
+        """The stream of the application: what it puts there are its kernels."""
         if self._own is None:
             self._own = FakeStream()
         return self._own
@@ -292,17 +292,29 @@ class FakeDevice:
 
     def array(self, value: Any) -> FakeArray:
         """``value`` in C order, on this device."""
+        bits = False
+        if foreign.is_torch(value):
+            value, bits = foreign.tensor(value)
         if not isinstance(value, FakeArray):
-            kind = type(value)
-            raise UsageError(f"a {kind.__module__}.{kind.__name__} was given: {HOST_ARRAY}")
+            array = self._foreign(value)
+            value = FakeArray(array.view(f"u{array.itemsize}") if bits else array, self.index)
         if value.device != self.index:
             raise UsageError(
                 f"the array lies on GPU {value.device}, this rank's is {self.index}: "
                 "copy it there first"
             )
-        if not value.array.flags.c_contiguous:
-            return FakeArray(np.ascontiguousarray(value.array), value.device)
-        return value
+        array = foreign.with_a_name(value.array)
+        if array is value.array and array.flags.c_contiguous:
+            return value
+        return FakeArray(np.ascontiguousarray(array), value.device)
+
+    def _foreign(self, value: Any) -> np.ndarray:
+        """An array of another library that says by CUDA's interface that it is on a device."""
+        if hasattr(value, "__cuda_array_interface__"):
+            told = type("Told", (), {"__array_interface__": value.__cuda_array_interface__})()
+            return foreign.taken(np.asarray, told)
+        kind = type(value)
+        raise UsageError(f"a {kind.__module__}.{kind.__name__} was given: {HOST_ARRAY}")
 
     def upload(self, value: Any) -> FakeArray:
         """A host array on this device."""

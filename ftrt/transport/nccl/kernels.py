@@ -20,7 +20,7 @@ import numpy as np
 
 from ftrt.transport.checksum import _MIX as MIX
 from ftrt.transport.checksum import STEP
-from ftrt.transport.nccl.lib import missing_extra
+from ftrt.transport.nccl.loading import missing_extra
 from ftrt.transport.slots import Verdict
 
 try:

@@ -9,33 +9,20 @@ it: codes go back to whoever knows what they mean there (``codes``, ``states``).
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-import glob
-import os
-import sys
 import time
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from ftrt.errors import UsageError
 from ftrt.transport.nccl import groups
-from ftrt.transport.nccl.capabilities import Capabilities, probe
+from ftrt.transport.nccl.capabilities import Capabilities
 from ftrt.transport.nccl.codes import Result, describe
+from ftrt.transport.nccl.loading import load
 
 ID_BYTES = 128
 _UNDEFINED = -(1 << 31)
 _CONFIG_MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21800  # later libraries take the older, shorter struct
 _SHRINK_DEFAULT, _SHRINK_ABORT, _REVOKE_DEFAULT = 0, 1, 0
 _WINDOW_SYMMETRIC = 1
-#: Without these a library carries no stream at all.
-_NEEDED = (
-    *("ncclGetVersion", "ncclGetUniqueId", "ncclCommInitRank", "ncclCommGetAsyncError"),
-    *("ncclGroupStart", "ncclGroupEnd", "ncclSend", "ncclRecv", "ncclCommAbort", "ncclCommDestroy"),
-)
-_INSTALL = (
-    "the nccl plane needs CuPy, numba-cuda and NCCL: type `pip install 'ftrt[cuda12]'` or "
-    "`pip install 'ftrt[cuda13]'`, after the CUDA version that nvidia-smi shows"
-)
 
 
 class Library(Protocol):
@@ -139,18 +126,9 @@ class Nccl:
     """
 
     def __init__(self, path: str | None = None) -> None:
-        self._lib = _load(path)
-        lacking = [symbol for symbol in _NEEDED if not hasattr(self._lib, symbol)]
-        if lacking:
-            raise UsageError(
-                f"{self._lib._name} is no NCCL that can be used, it has no {lacking[0]}: give "
-                "another library in FTRT_NCCL_PATH, or none"
-            )
-        version = ctypes.c_int()
+        loaded = load(path)
+        self._lib, self.file, self.capabilities = loaded
         self._declare()
-        self._lib.ncclGetVersion(ctypes.byref(version))
-        name = "rccl" if hasattr(self._lib, "rcclGetVersion") or _is_rccl(self._lib) else "nccl"
-        self.capabilities = probe(name, version.value, lambda symbol: hasattr(self._lib, symbol))
         self._ends = groups.words([self._address("ncclGroupStart"), self._address("ncclGroupEnd")])
         self._send, self._recv = self._address("ncclSend"), self._address("ncclRecv")
 
@@ -290,36 +268,4 @@ class Nccl:
         return self._lib.ncclCommWindowDeregister(comm, handle)
 
 
-def _is_rccl(lib: Any) -> bool:
-    return "rccl" in os.path.basename(str(getattr(lib, "_name", "") or ""))
-
-
-def _load(path: str | None) -> Any:
-    problems = []
-    for candidate in [path] if path else _candidates():
-        try:
-            return ctypes.CDLL(candidate)
-        except OSError as error:
-            problems.append(str(error))
-    tried = f" ({problems[-1]})" if problems else ""
-    raise UsageError(f"no libnccl was found{tried}: {_INSTALL}")
-
-
-def _candidates() -> Iterator[str]:
-    named = os.environ.get("FTRT_NCCL_PATH")
-    if named:
-        yield named
-        return
-    preloaded = [p for p in os.environ.get("LD_PRELOAD", "").split(":") if "ccl" in p]
-    yield from preloaded
-    for folder in sys.path:
-        yield from sorted(glob.glob(os.path.join(folder, "nvidia", "nccl", "lib", "libnccl.so.*")))
-    yield from ("libnccl.so.2", "librccl.so.1")
-
-
-def missing_extra(error: ImportError) -> UsageError:
-    """The error for a Python package that the plane needs and that is not there."""
-    return UsageError(f"there is no module {error.name!r}: {_INSTALL}")
-
-
-__all__ = ["ID_BYTES", "Library", "Nccl", "Result", "missing_extra"]
+__all__ = ["ID_BYTES", "Library", "Nccl", "Result"]

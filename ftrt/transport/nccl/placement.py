@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ftrt.errors import UsageError
+from ftrt.transport.nccl.settings import Settings
 
 
 def count_gpus(ranks: int) -> int:
@@ -20,10 +21,11 @@ def count_gpus(ranks: int) -> int:
     With ``FTRT_NCCL_LIBRARY=fake`` as many as ``FTRT_FAKE_GPUS`` says, or one for each rank. With
     ``FTRT_SHARE_GPU=1`` the GPUs that are there count as one for each rank: see :func:`share`.
     """
-    if os.environ.get("FTRT_SHARE_GPU") == "1":
+    settings = Settings.of()
+    if settings.share:
         return max(ranks, physical_gpus())
-    if os.environ.get("FTRT_NCCL_LIBRARY") == "fake":
-        return int(os.environ.get("FTRT_FAKE_GPUS") or ranks)
+    if settings.fake:
+        return ranks if settings.fake_gpus is None else settings.fake_gpus
     return physical_gpus()
 
 

@@ -22,14 +22,11 @@ from ftrt.transport.nccl import placement
 from ftrt.transport.nccl.pairs import Pair, Pairs
 from ftrt.transport.nccl.recv import RecvNccl
 from ftrt.transport.nccl.send import SendNccl
+from ftrt.transport.nccl.settings import PATHS, REGISTER, Settings, one_of
 from ftrt.transport.nccl.slots import Remains, SlotMemory
 from ftrt.transport.paths import chain, generation_of, ring_path, stream_id
 
 FOLDER = "nccl"
-PATHS = ("graph", "eager", "revoke")
-#: How slots are registered with NCCL (``FTRT_NCCL_REGISTER``); a window is a buffer that both ends
-#: register together, from which NCCL's send and receive have nothing to gain so far.
-REGISTER = ("buffer", "window", "off")
 _QUIET_TIMEOUT_S = 10.0
 _FAILURES = 3  # communicators with a living process that did not come about, in a row
 
@@ -80,10 +77,8 @@ class NcclPlane:
         register: str = "buffer",
         stuck: Callable[[str], object] = lambda text: None,
     ) -> None:
-        if register not in REGISTER:
-            raise UsageError(f"FTRT_NCCL_REGISTER={register}: one of {', '.join(REGISTER)}")
-        if path not in PATHS:
-            raise UsageError(f"FTRT_NCCL_MODE={path}: one of {', '.join(PATHS)}")
+        one_of("FTRT_NCCL_REGISTER", register, REGISTER)
+        one_of("FTRT_NCCL_MODE", path, PATHS)
         self.device, self.library, self.process = device, library, process
         self.alive = alive
         self.path, self.transfer_timeout_s = path, transfer_timeout_s
@@ -357,19 +352,19 @@ def plane_of(
     """
     library: Any
     made: Any
-    if os.environ.get("FTRT_NCCL_LIBRARY") == "fake":
+    settings = Settings.of()
+    if settings.fake:
         from ftrt.transport.nccl.fake import FakeNccl
         from ftrt.transport.nccl.fake_device import FakeDevice
 
-        lacking = os.environ.get("FTRT_FAKE_WITHOUT", "")
-        library, made = FakeNccl(without=frozenset(lacking.split(",")) - {""}), FakeDevice
+        library, made = FakeNccl(without=settings.without), FakeDevice
     else:
         from ftrt.transport.nccl.cuda import CudaDevice
         from ftrt.transport.nccl.lib import Nccl
 
         library, made = Nccl(), CudaDevice
     own = placement.gpu_of(process, ranks, gpus)
-    index = placement.share(own) if os.environ.get("FTRT_SHARE_GPU") == "1" else own
+    index = placement.share(own) if settings.share else own
     others = [
         spare
         for spare in range(ranks, ranks + spares)
@@ -386,6 +381,6 @@ def plane_of(
         path=path,
         transfer_timeout_s=transfer_timeout_s,
         alive=alive,
-        register=os.environ.get("FTRT_NCCL_REGISTER") or "buffer",
+        register=settings.register,
         stuck=die_stuck(process),
     )
