@@ -60,6 +60,47 @@ def test_destroy_waits_for_a_thread_inside_a_call_and_leaves_behind_what_it_hang
     assert not comm.occupied
 
 
+def test_only_one_thread_at_a_time_asks_for_the_state():
+    """With NCCL 2.32 two of them, one in an end and one in a call, ended with SIGSEGV."""
+    library, comm = alone()
+    real, stop = library.async_error, threading.Event()
+
+    def slow(handle):
+        code, state = real(handle)
+        time.sleep(0.001)  # inside, as the thread that joins the group's
+        return code, state
+
+    def guarded(handle):
+        assert entered.acquire(blocking=False), "two threads are inside"
+        try:
+            return slow(handle)
+        finally:
+            entered.release()
+
+    entered, broken = threading.Lock(), []
+    library.async_error = guarded
+
+    def ask():
+        while not stop.is_set():
+            try:
+                comm.check()
+            except AssertionError as error:
+                broken.append(error)
+            except PeerFailed:
+                return
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    comm.revoke()
+    assert comm.end()
+    stop.set()
+    for thread in threads:
+        thread.join(5)
+    assert broken == []
+
+
 def test_a_join_that_hangs_is_left_behind_and_what_it_brings_later_is_aborted():
     library, come, aborted = FakeNccl(), threading.Event(), []
     comm = Communicator(library, "hangs", blocking=True)

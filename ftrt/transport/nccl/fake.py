@@ -64,7 +64,7 @@ class FakeComm:
         self.graphs: list[Any] = []
         self.registered: dict[int, tuple[int, int]] = {}
         self.handles = itertools.count(1)
-        self.lock = threading.Lock()
+        self.lock, self.asking = threading.Lock(), threading.Lock()
 
     def close(self) -> None:
         """End the connections."""
@@ -171,7 +171,14 @@ class FakeNccl:
     def async_error(self, comm: FakeComm) -> tuple[int, int]:
         """The state, as it is."""
         self._must_exist(comm, "async_error")
-        return Result.SUCCESS, comm.state
+        if not comm.asking.acquire(blocking=False):
+            misuses.append("two threads ask for a communicator's state: a group is freed twice")
+            raise UseAfterFree(misuses[-1])
+        try:
+            time.sleep(0)  # lets another thread come in, as a call into the library does
+            return Result.SUCCESS, comm.state
+        finally:
+            comm.asking.release()
 
     def send(self, comm: FakeComm, peer: int, addresses, sizes, stream: int) -> int:
         """Queue a group of sends."""

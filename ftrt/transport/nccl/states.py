@@ -118,6 +118,7 @@ class Communicator:
         self.handle: Any = None
         self._enter_device = enter
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
         self._ending = False
         self._joining = False
         self._inside = 0
@@ -245,7 +246,8 @@ class Communicator:
         make = self.library.register_window if window else self.library.register
         self._begin(State.READY)
         try:
-            code, handle = make(self.handle, address, size)
+            with self._asking:  # making a window asks, too
+                code, handle = make(self.handle, address, size)
             if code == Result.IN_PROGRESS:
                 self._settle_call()
                 code = Result.SUCCESS
@@ -263,8 +265,21 @@ class Communicator:
             undo = self.library.deregister_window if window else self.library.deregister
             undo(self.handle, handle)
 
+    def _ask(self) -> tuple[int, int]:
+        """The code and the asynchronous state; in progress while another thread asks.
+
+        Who asks also ends the group that was in progress and frees it: two at a time free it
+        twice.
+        """
+        if not self._asking.acquire(blocking=False):
+            return Result.SUCCESS, Result.IN_PROGRESS
+        try:
+            return self.library.async_error(self.handle)
+        finally:
+            self._asking.release()
+
     def _async_state(self) -> int:
-        code, state = self.library.async_error(self.handle)
+        code, state = self._ask()
         self._check(code)
         self._check(state)
         return state
@@ -287,7 +302,7 @@ class Communicator:
         """Poll until a call on a non-blocking communicator has passed."""
         deadline_s = time.monotonic() + DEADLINES_S[State.IN_PROGRESS]
         while True:
-            code, state = self.library.async_error(self.handle)
+            code, state = self._ask()
             if code or state != Result.IN_PROGRESS:
                 self._check(code or state)
                 return
@@ -316,7 +331,7 @@ class Communicator:
     def quiet(self) -> bool:
         """Whether a revoked communicator has no work left."""
         self._must_be(State.REVOKED)
-        code, state = self.library.async_error(self.handle)
+        code, state = self._ask()
         return not code and state != Result.IN_PROGRESS
 
     def end(self, deadline_s: float | None = None) -> bool:
@@ -341,7 +356,7 @@ class Communicator:
         expires_s = time.monotonic() + limit_s
         if self.state is State.REVOKED:
             # Destroy frees without waiting: for the work first, and for threads in a call.
-            if not _until(lambda: self.quiet() and not self.occupied, expires_s):
+            if not _until(lambda: not self.occupied and self.quiet(), expires_s):
                 return self._left_behind()
             last = self.library.destroy
         else:
@@ -379,7 +394,7 @@ class Communicator:
         def work() -> None:
             code, state = self.library.finalize(self.handle), Result.IN_PROGRESS
             while code in (Result.SUCCESS, Result.IN_PROGRESS):
-                code, state = self.library.async_error(self.handle)
+                code, state = self._ask()
                 if code or state != Result.IN_PROGRESS:
                     break
                 if time.monotonic() > expires_s - limit_s / 2:
