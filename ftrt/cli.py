@@ -355,12 +355,15 @@ def storm(minutes: float, seed: int, job: int | None, as_json: bool) -> None:
 )
 @click.option("--size", "sizes", type=int, multiple=True, help="Bytes of a message (16, 65536).")
 @click.option("--trials", type=int, default=210, show_default=True, help="Injections in a cell.")
+@click.option("--kills", type=int, help="The same where a process is replaced (as --trials).")
 @click.option("--controls", type=int, default=40, show_default=True, help="Runs without a fault.")
 @click.option("--messages", type=int, help="Messages of a trial (1024, or 512 long ones).")
 @click.option(
     "--interval-us", type=int, help="Time between two messages (32, or 40 for long ones)."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="All chance comes from it.")
+@click.option("--jobs", type=int, help="Jobs side by side (as many as the cores can take).")
+@click.option("--budget-s", type=float, help="End after so long; the same command goes on.")
 @click.option("--out", metavar="DIR", help="Folder of the campaign; one that was begun goes on.")
 @click.option("--replay", "replayed", metavar="SEED:TRIAL", help="Run one trial, all logged.")
 @click.option("--json", "as_json", is_flag=True, help="Print campaign.json.")

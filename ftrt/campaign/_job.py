@@ -88,9 +88,10 @@ class SendingSide(Rank):
         self._at_once = self._grain > 1 and cell.plane == "nccl"
         self._trips: list[dict[str, Any]] = []
         self._sampled: Any = None
-        self._abort_at_ns = 0
+        self._abort_at = 0
         self._out = self._open()
         self._moved_ns, self._seen = time.monotonic_ns(), (0, 0, 0)
+        self._sent = 0
 
     def _open(self) -> Any:
         rt, cell = self.rt, self.batch.cell
@@ -121,11 +122,15 @@ class SendingSide(Rank):
         first = (self._out.next_seq - 1) // self.batch.messages + 1
         with self._out:
             for position in range(first, len(self.batch.trials) + 1):
-                self._trial(position)
+                if not self._trial(position):
+                    return
 
-    def _trial(self, position: int) -> None:
+    def _trial(self, position: int) -> bool:
+        """One trial; False if it shall not take place."""
         page, rt = self.page, self.rt
         rt.wait(lambda: page.get(At.GO) >= position, "the next trial", _LIMIT_S)
+        if page.get(At.STOP):
+            return False
         self._get_ready()
         wire = self._wire_bytes()
         self._trips = []
@@ -142,6 +147,7 @@ class SendingSide(Rank):
             wire_bytes=self._wire_bytes() - wire,
         )
         page.put(At.END_NS, end)
+        return True
 
     def _get_ready(self) -> None:
         """Between GPUs: until the communicators are there that the last trial used up."""
@@ -152,9 +158,10 @@ class SendingSide(Rank):
 
     def _begin(self, position: int) -> None:
         now = time.monotonic_ns()
-        after = self.page.get(At.ABORT_AFTER_NS)
-        self._abort_at_ns = now + after if after else 0
-        self._moved_ns = now
+        first, _ = self.batch.numbers(position)
+        abort_at = self.page.get(At.ABORT_AT)
+        self._abort_at = first - 1 + abort_at if abort_at else 0
+        self._moved_ns, self._sent = now, 0
         self.page.begin(position, now)
         self.say(f"trial {position} begins")
 
@@ -173,6 +180,7 @@ class SendingSide(Rank):
                 self._until(partial(self._complete, before), "the end of a graph")
             self._until(self._has_credit, "credit")
             self._send(seq)
+            self._count(seq)
             if self._grain > 1 or seq % BURST == 0:
                 step = out.next_seq - seq if self._grain > 1 else BURST
                 due = self._pace(due + step * interval_s)
@@ -185,6 +193,17 @@ class SendingSide(Rank):
         rows = [payload(number, self.words) for number in range(seq, seq + self._grain)]
         self._out.send_batch(self.rt.to_plane(np.stack(rows)))
 
+    def _count(self, seq: int) -> None:
+        """Say how far the stream has come, and abort where the trial says so."""
+        sent = (self._out.next_seq - 2) % self.batch.messages + 1
+        if sent - self._sent >= BURST or sent == self.batch.messages:
+            self._sent = sent
+            self.page.put(At.SENT, sent)
+        if seq <= self._abort_at < self._out.next_seq:
+            self._abort_at = 0
+            self.page.put(At.STRUCK_NS, time.monotonic_ns())
+            self._trip("abort")
+
     def _pace(self, due: float) -> float:
         """Until the next message; one that is late does not make those behind it early."""
         while True:
@@ -193,8 +212,6 @@ class SendingSide(Rank):
             left_s = due - now_ns * 1e-9
             if left_s <= 0:
                 return due if left_s > -1e-3 else now_ns * 1e-9
-            if self._abort_at_ns:
-                left_s = min(left_s, max(0.0, (self._abort_at_ns - now_ns) * 1e-9))
             time.sleep(left_s)
 
     def _has_credit(self) -> bool:
@@ -229,13 +246,8 @@ class SendingSide(Rank):
     # -- what goes wrong ------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Abort when it is time to, give up a channel that gets nowhere."""
+        """Give up a channel that gets nowhere."""
         now = time.monotonic_ns()
-        if self._abort_at_ns and now >= self._abort_at_ns:
-            self._abort_at_ns = 0
-            self.page.put(At.STRUCK_NS, now)
-            self._trip("abort")
-            return
         ring = self._out.lane.ring
         seen = (id(ring), ring.frames_sent, ring.frames_released)
         if seen != self._seen or seen[1] == seen[2]:

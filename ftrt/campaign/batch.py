@@ -28,6 +28,7 @@ def run_batch(
     place: Place,
     said: Callable[[int], None] = lambda position: None,
     echo: Callable[[str], object] | None = None,
+    enough: Callable[[], bool] = lambda: False,
 ) -> Judged:
     """Run it and judge it.
 
@@ -40,6 +41,8 @@ def run_batch(
         Called with the position of each trial that is over.
     echo : callable
         Gets what the job printed.
+    enough : callable
+        Once it is true no more trials begin; those that are over count.
 
     Returns
     -------
@@ -52,12 +55,12 @@ def run_batch(
         batch.write(directory / "batch.json")
         page = Page.create(directory / "page")
         with Namespace() if batch.cell.fault == "link" else contextlib.nullcontext() as link:
-            conductor = Conductor(batch, page, link, said)
+            conductor = Conductor(batch, page, link, said, enough)
             outcome = _run(batch, directory, conductor, link)
         if echo is not None:
             echo(outcome.output)
-        judge = Judge(batch, directory, conductor.struck, len(conductor.killed), outcome)
-        judged = judge.judge()
+        ran = batch.first(conductor.done)
+        judged = Judge(ran, directory, conductor.struck, len(conductor.killed), outcome).judge()
         judged.complaints += _left(outcome)
         if judged.complaints:
             keep = True

@@ -60,6 +60,12 @@ def _run(options: Options, echo: Callable[..., Any], as_json: bool) -> int:
         return 130
     for complaint in campaign.complaints:
         echo(complaint, err=True)
+    if left := campaign.left:
+        done = len(campaign.store.lines)
+        echo(
+            f"{done} trials are in {options.out}, {left} are left: the same command goes on",
+            err=True,
+        )
     echo(json.dumps(summary, indent=2) if as_json else text(summary))
     _draw(options.out, partial(echo, err=True))
     return 1 if campaign.complaints else 0

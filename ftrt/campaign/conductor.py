@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -17,10 +16,10 @@ from ftrt.campaign.page import At, Page
 from ftrt.campaign.plan import Batch, Trial
 
 _LOOK_S = 0.0005
+#: Between two looks at how far a stream has come.
+_AIM_S = 0.0001
 #: The receiver, whom the faults hit.
 VICTIM = 1
-#: The first run of a job is slow: pages and connections are new.
-_COLD = 1
 
 
 class Conductor:
@@ -34,6 +33,8 @@ class Conductor:
         Whose link fault *link* impairs.
     said : callable
         Called with the position of each trial that is over.
+    enough : callable
+        Asked before each trial; once it is true no more of them begin, and the job ends.
 
     Attributes
     ----------
@@ -42,8 +43,8 @@ class Conductor:
         before theirs are missing.
     killed : set of int
         Process ids.
-    length_ns : int
-        Of a fault-free stream.
+    done : int or None
+        Trials that took place, if the others were called off.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class Conductor:
         page: Page,
         link: Namespace | None = None,
         said: Callable[[int], None] = lambda position: None,
+        enough: Callable[[], bool] = lambda: False,
     ) -> None:
         self._batch, self._page, self._link, self._said = batch, page, link, said
         self.struck: dict[int, int] = {}
         self.killed: set[int] = set()
-        self.length_ns = 0
-        self._lengths: list[int] = []
+        self.done: int | None = None
+        self._enough = enough
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._conduct, name="ftrt-conductor", daemon=True)
 
@@ -76,7 +78,12 @@ class Conductor:
 
     def _conduct(self) -> None:
         for position, trial in enumerate(self._batch.trials, 1):
-            self._page.put(At.ABORT_AFTER_NS, self._abort_after(trial))
+            if self._enough():
+                self._page.put(At.STOP, 1)
+                self._page.put(At.GO, position)
+                self.done = position - 1
+                return
+            self._page.put(At.ABORT_AT, self._abort_at(trial))
             self._page.put(At.GO, position)
             if not self._until(partial(self._has_begun, position)):
                 return
@@ -84,19 +91,15 @@ class Conductor:
                 self._inject(position, trial)
             if not self._until(lambda: self._page.get(At.END_NS) > 0):
                 return
-            if trial.control and position > _COLD:
-                length = self._page.get(At.END_NS) - self._page.get(At.START_NS)
-                self._lengths.append(length)
-                self.length_ns = int(statistics.median(self._lengths))
             self._said(position)
 
     def _has_begun(self, position: int) -> bool:
         return self._page.get(At.TRIAL) >= position
 
-    def _abort_after(self, trial: Trial) -> int:
+    def _abort_at(self, trial: Trial) -> int:
         if trial.control or self._batch.cell.fault != "abort":
             return 0
-        return max(1, int(trial.when * self.length_ns))
+        return self._batch.aim(trial)
 
     def _inject(self, position: int, trial: Trial) -> None:
         fault = self._batch.cell.fault
@@ -105,8 +108,7 @@ class Conductor:
             if self._page.get(At.STRUCK_NS):
                 self.struck[position] = self._page.get(At.STRUCK_NS)
             return
-        at_ns = self._page.get(At.START_NS) + int(trial.when * self.length_ns)
-        if not self._runs_until(at_ns):
+        if not self._has_come_to(self._batch.aim(trial)):
             return
         pid = self._page.get(At.PIDS + VICTIM)
         self.struck[position] = time.monotonic_ns()
@@ -118,13 +120,12 @@ class Conductor:
         elif self._link is not None:
             self._impair(self._link, trial)
 
-    def _runs_until(self, at_ns: int) -> bool:
-        """Wait until then; False if the trial is over before."""
+    def _has_come_to(self, sent: int) -> bool:
+        """Wait until so many messages were sent; False if the trial is over before."""
         while not self._over.is_set() and not self._page.get(At.END_NS):
-            left_s = (at_ns - time.monotonic_ns()) * 1e-9
-            if left_s <= 0:
+            if self._page.get(At.SENT) >= sent:
                 return True
-            time.sleep(min(left_s, 0.005))
+            time.sleep(_AIM_S)
         return False
 
     def _pause(self, pid: int, for_s: float) -> None:

@@ -22,8 +22,10 @@ class At(enum.IntEnum):
     TRIAL = 1  # the trial that runs, or ran last
     START_NS = 2  # its begin, by the monotonic clock
     END_NS = 3  # its end; 0 while it runs
-    ABORT_AFTER_NS = 4  # into the trial at which the sender aborts; 0 for never
+    ABORT_AT = 4  # the message of the trial behind which the sender aborts; 0 for none
     STRUCK_NS = 5  # when its fault struck
+    STOP = 6  # not 0: the trial that may begin shall not, nor any behind it
+    SENT = 7  # messages of the trial that were sent, in bursts
     PIDS = 16  # one word for each rank
     WIRE_BYTES = 32  # given to the wire by each rank
 
@@ -56,5 +58,6 @@ class Page:
         """A trial begins."""
         self.put(At.END_NS, 0)
         self.put(At.STRUCK_NS, 0)
+        self.put(At.SENT, 0)
         self.put(At.START_NS, now_ns)
         self.put(At.TRIAL, trial)

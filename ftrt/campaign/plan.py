@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ftrt.campaign.cells import GRAPH, PAUSE_MS, Cell
+from ftrt.campaign.cells import GRAPH, PAUSE_MS, WINDOW, Cell
 
 #: Time between two messages: about what a receiver needs for one, so that some lie between
 #: completion and consumption when a fault strikes. Far less, and every fault takes a whole window.
@@ -31,7 +31,7 @@ class Trial:
     seed : int
         All that is left to chance comes from it.
     when : float
-        Time of the injection, as a part of the length of a fault-free stream.
+        Where in the stream the fault strikes, as a part of it.
     pause_ms : int
         How long a pause, or an impaired link, lasts.
     """
@@ -68,7 +68,7 @@ class Batch:
     ----------
     cell : Cell
     trials : tuple of Trial
-        Begins with controls: their length is the measure of the others' time of injection.
+        Begins with controls: the first run of a job is slow, pages and connections are new.
     messages : int
         Of each trial.
     interval_us : int
@@ -93,6 +93,19 @@ class Batch:
             return 0
         kills = sum(not trial.control for trial in self.trials)
         return max(0, 2 * kills - 1) if self.cell.plane == "nccl" else kills
+
+    def first(self, count: int | None) -> Batch:
+        """Of the same trials only so many; None for all."""
+        return replace(self, trials=self.trials[:count])
+
+    def aim(self, trial: Trial) -> int:
+        """How many messages of the trial are sent when its fault strikes.
+
+        Messages leave at a steady pace, so a number that is uniform over the stream is a time that
+        is uniform over its length. But a time misses the end of a stream that is faster than the
+        ones it was measured by. A fault in the last window may find all of it consumed.
+        """
+        return 1 + int(trial.when * (self.messages - WINDOW))
 
     def numbers(self, position: int) -> tuple[int, int]:
         """First and last number of the messages of the trial at a position from 1 on."""

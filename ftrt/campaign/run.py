@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -16,15 +17,18 @@ from ftrt.campaign.batch import run_batch
 from ftrt.campaign.cells import CONTROLS, Cell
 from ftrt.campaign.judge import Judged
 from ftrt.campaign.plan import Batch, Trial, interval_of, messages_of, plan_trial
+from ftrt.campaign.pool import CORES, Enough, Pool, jobs_at_once
 from ftrt.campaign.store import Store, setting_of
 from ftrt.campaign.tally import tally
 from ftrt.errors import UsageError
 
 #: Trials of a batch. A kill needs a process in reserve, and each of them is started with the job.
-_AT_ONCE = {"kill": 20, "abort": 60, "pause": 30, "link": 30}
+_AT_ONCE = {"kill": 20, "abort": 70, "pause": 35, "link": 35}
 #: Each kill between GPUs takes two processes with a context on a GPU.
 _AT_ONCE_GPU = 5
-#: Controls that each batch begins with: the length of a stream is that of this job on this day.
+#: Jobs side by side that use one GPU.
+_JOBS_GPU = 4
+#: Controls that each batch begins with.
 _LEADING = 4
 
 
@@ -39,6 +43,9 @@ class Options:
     messages: int | None = None
     interval_us: int | None = None
     controls: int = CONTROLS
+    kills: int | None = None
+    jobs: int | None = None
+    budget_s: float | None = None
     command: str = ""
 
 
@@ -59,6 +66,8 @@ class Campaign:
     not_run: list[dict[str, Any]] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     _places: dict[int, places.Place] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _enough: Enough = field(default_factory=Enough)
 
     @classmethod
     def open(cls, options: Options) -> Campaign:
@@ -96,13 +105,17 @@ class Campaign:
         Parameters
         ----------
         said : callable
-            Called with the cell and the number of trials that have ended since.
+            Called with the cell and the number of trials that have ended since, by any thread.
         """
+        self._enough = Enough(self.options.budget_s)
+        pool: Pool[tuple[int, Batch]] = Pool(
+            lambda job: self._one(*job, said),
+            lambda job: self._at_once(job[1].cell),
+            lambda job: _start_s(job[1]),
+            self._enough,
+        )
         try:
-            for index, batch in self._batches():
-                self._one(index, batch, said)
-                if self.complaints:
-                    break
+            pool.go_through(iter(self._batches()))
         finally:
             summary = self.summary()
             self.store.summarise(summary)
@@ -111,25 +124,48 @@ class Campaign:
 
     def _one(self, index: int, batch: Batch, said: Callable[[Cell, int], None]) -> None:
         place = self._places[index]
-        judged = run_batch(batch, place, lambda position: said(batch.cell, 1))
-        self.complaints += judged.complaints
         cell = batch.cell
-        named = {**cell.to_json(), "transport": place.transport}
-        self.store.add(index, named, _countable(judged))
+        judged = run_batch(batch, place, lambda position: said(cell, 1), enough=self._enough)
+        with self._lock:
+            self.complaints += judged.complaints
+            if self.complaints:
+                self._enough.say()
+            named = {**cell.to_json(), "transport": place.transport}
+            self.store.add(index, named, _countable(judged))
 
-    def _batches(self) -> Iterator[tuple[int, Batch]]:
-        """Batches that are missing: a first one for every cell, then a second one, and so on."""
-        chosen = [index for index in self._places if self.cells[index] in self.options.cells]
-        queues = {index: list(self._batches_of(index)) for index in chosen}
-        while any(queues.values()):
-            for index, queue in queues.items():
-                if queue:
-                    yield index, queue.pop(0)
+    def _at_once(self, cell: Cell) -> int:
+        if self.options.jobs is not None:
+            return self.options.jobs
+        found = jobs_at_once(cell.fault)
+        return min(found, _JOBS_GPU) if cell.plane == "nccl" else found
+
+    def _batches(self) -> list[tuple[int, Batch]]:
+        """Batches that are missing, those first of whose cells the least is there.
+
+        Cells that are about as far as each other come by how much their jobs sleep: those that
+        sleep a lot lie side by side.
+        """
+        found = []
+        for index in self._places:
+            cell = self.cells[index]
+            if cell not in self.options.cells:
+                continue
+            wanted, at = self._wanted(cell), len(self.store.done(index, False))
+            for batch in self._batches_of(index):
+                quarter = 4 * at // wanted
+                found.append(((quarter, CORES[cell.fault], at / wanted, index), (index, batch)))
+                at += sum(not trial.control for trial in batch.trials)
+        return [job for _, job in sorted(found, key=lambda entry: entry[0])]
+
+    def _wanted(self, cell: Cell) -> int:
+        """Injections in a cell."""
+        options = self.options
+        return options.kills if cell.fault == "kill" and options.kills else options.trials
 
     def _batches_of(self, index: int) -> Iterator[Batch]:
         cell, seed = self.cells[index], self.options.seed
         done, controls = self.store.done(index, False), self.store.done(index, True)
-        todo = [k for k in range(self.options.trials) if k not in done]
+        todo = [k for k in range(self._wanted(cell)) if k not in done]
         size = (
             _AT_ONCE_GPU if (cell.plane, cell.fault) == ("nccl", "kill") else _AT_ONCE[cell.fault]
         )
@@ -191,12 +227,18 @@ def check(options: Options) -> None:
     """Refuse what cannot be a campaign."""
     if options.trials <= 0:
         raise UsageError(f"--trials {options.trials}: must be at least 1; for example --trials 210")
+    if options.kills is not None and options.kills <= 0:
+        raise UsageError(f"--kills {options.kills}: must be at least 1; for example --kills 40")
     if options.messages is not None and options.messages < 64:
         raise UsageError("--messages must be at least 64: two windows")
     if options.interval_us is not None and options.interval_us < 0:
         raise UsageError("--interval-us cannot be negative")
     if options.controls < 0:
         raise UsageError("--controls cannot be negative")
+    if options.jobs is not None and not 1 <= options.jobs <= 64:
+        raise UsageError(f"--jobs {options.jobs}: 1 to 64 jobs side by side")
+    if options.budget_s is not None and options.budget_s <= 0:
+        raise UsageError(f"--budget-s {options.budget_s}: must be above 0; for example 520")
 
 
 def versions() -> dict[str, str]:
@@ -213,6 +255,12 @@ def versions() -> dict[str, str]:
 def command_line() -> str:
     """The command that was typed."""
     return " ".join(["ftrt", *sys.argv[1:]])
+
+
+def _start_s(batch: Batch) -> float:
+    """Seconds that a job takes to start and to end, generously."""
+    each_s, base_s = (2.0, 15.0) if batch.cell.plane == "nccl" else (0.8, 4.0)
+    return base_s + each_s * batch.spares
 
 
 def _countable(judged: Judged) -> list[dict[str, Any]]:
