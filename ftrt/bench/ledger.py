@@ -20,8 +20,10 @@ from ftrt.ledger.seal import RankCloser, consumed_so_far
 
 _LOOP = 20_000
 _BATCH = 1_000_000
-#: Messages whose space and loading are measured; each of the worst order has a run of its own.
+#: Messages whose space and loading are measured.
 _IN_ORDER, _WORST = 100_000_000, 10_000_000
+#: Places that are as far apart as this share no word: each message takes a whole one.
+_FAR = 1 << 30
 
 
 def rows(seconds_budget: float = 5.0) -> list[dict]:
@@ -45,7 +47,11 @@ def rows(seconds_budget: float = 5.0) -> list[dict]:
             _row(what, size, unit, raw, ours, seconds_budget / len(kinds))
             for what, size, unit, raw, ours in kinds
         ]
-        orders = ("in order", _IN_ORDER, False), ("worst order", _WORST, True)
+        orders = [
+            ("in order", _IN_ORDER, 0),
+            ("worst order", _WORST, _WORST // 2),
+            ("far order", _WORST, _FAR),
+        ]
         return found + [row for order in orders for row in bench.space(*order)]
 
 
@@ -140,15 +146,18 @@ class _Bench:
         self._discard()
         return taken
 
-    def space(self, order: str, count: int, worst: bool) -> list[dict]:
-        """Bytes that ``count`` messages take on the disk, and how long reading them takes."""
+    def space(self, order: str, count: int, apart: int) -> list[dict]:
+        """Bytes that ``count`` messages take on the disk, and how long reading them takes.
+
+        They come in order, or from two places in turn that are ``apart``: then no number follows
+        the one before it.
+        """
         log = self._stream(warm=False)
-        half = np.uint64(count // 2)
         for first in range(1, count + 1, _BATCH):
             seqs = self._seqs + np.uint64(first - 1)
-            if worst:  # from two places in turn: no number follows the one before it
+            if apart:
                 low = self._seqs[: _BATCH // 2] + np.uint64(first // 2)
-                seqs = np.stack([low, low + half], 1).ravel()
+                seqs = np.stack([low, low + np.uint64(apart)], 1).ravel()
             log.append_seqs(seqs)
         files = [path.stat() for path in self._pool.directory.glob("e*.h5")]
         size = sum(file.st_blocks * 512 for file in files) / count

@@ -1,7 +1,8 @@
 """Where everything lies in a ledger segment: dtypes, word layout, check bits.
 
-A run word is ``dropped(1) | check(7) | length(24) | seq - base(32)``, a head word is
-``closed(1) | check(7) | words(32) | run(24)``, both from the most significant bit down.
+From the most significant bit down, a head word is ``closed(1) | check(7) | words(32) | run(24)``,
+a run word ``dropped(1) | check(7) | form(2)`` and 54 bits: a run ``length(22) | seq - base(32)``,
+a pair or a triple two or three signed differences, each to the event before, the first one lowest.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ PAGE_WORDS = 512
 CONSUMED, SENT = 1, 2
 KINDS = (CONSUMED, SENT)
 CLOSED = 1 << 63
-MAX_RUN = (1 << 24) - 1
+MAX_RUN = (1 << 22) - 1
+RUN, PAIR, TRIPLE = 0, 1, 2
+PAIR_BITS, TRIPLE_BITS = 27, 18
 SEQ_SPAN = 1 << 32
 SEQ_LIMIT = 1 << 54
 ROOT_STEM = "e{epoch:06d}-r{rank:04d}"
@@ -78,6 +81,7 @@ STREAM_WORDS = STREAM.itemsize // 8
 HEAD_AT, BASE_AT, LAST_AT = (byte_of(STREAM, n) // 8 for n in ("head", "base", "last"))
 CONTROL_AT = byte_of(HEADER, "control") // 8
 
+HEAD_RUN = (1 << 24) - 1
 BODY = (1 << 56) - 1
 CHECK_BITS = 127 << 56
 
@@ -102,6 +106,53 @@ def run_word(offset, length, dropped):
     return body | (check7(body) << np.uint64(56))
 
 
+@njit("uint64(uint64)", cache=True)
+def form_of(word):
+    """RUN, PAIR or TRIPLE."""
+    return (word >> np.uint64(54)) & np.uint64(3)
+
+
+@njit("boolean(int64, int64)", cache=True)
+def _fits(difference, bits):
+    return -(np.int64(1) << (bits - 1)) <= difference < np.int64(1) << (bits - 1)
+
+
+@njit("uint64(int64, int64, int64)", cache=True)
+def _field(difference, bits, at):
+    mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    return (np.uint64(difference) & mask) << np.uint64(bits * at)
+
+
+@njit("int64(uint64, int64, int64)", cache=True)
+def difference_of(word, bits, at):
+    """The ``at``-th difference of a pair or a triple whose differences have ``bits`` bits."""
+    left = np.int64(64) - bits
+    return np.int64(word << np.uint64(left - bits * at)) >> left
+
+
+@njit("uint64(int64, int64, uint64)", cache=True)
+def pair_word(first, second, dropped):
+    """Word of two events by their differences to the event before each; 0 if one is too large."""
+    if not (_fits(first, PAIR_BITS) and _fits(second, PAIR_BITS)):
+        return np.uint64(0)
+    body = (dropped << np.uint64(63)) | np.uint64(PAIR << 54)
+    body |= _field(first, PAIR_BITS, 0) | _field(second, PAIR_BITS, 1)
+    return body | (check7(body) << np.uint64(56))
+
+
+@njit("uint64(int64, int64, int64, uint64)", cache=True)
+def triple_word(first, second, third, dropped):
+    """:func:`pair_word` for three events."""
+    if not (_fits(first, TRIPLE_BITS) and _fits(second, TRIPLE_BITS)):
+        return np.uint64(0)
+    if not _fits(third, TRIPLE_BITS):
+        return np.uint64(0)
+    body = (dropped << np.uint64(63)) | np.uint64(TRIPLE << 54)
+    body |= _field(first, TRIPLE_BITS, 0) | _field(second, TRIPLE_BITS, 1)
+    body |= _field(third, TRIPLE_BITS, 2)
+    return body | (check7(body) << np.uint64(56))
+
+
 @njit("uint64(uint64, uint64)", cache=True)
 def head_word(words, run):
     """Head of a stream with ``words`` run words of which the last has ``run`` events."""
@@ -114,7 +165,7 @@ def split_head(head: int) -> tuple[int, int, bool, bool]:
     head, closed = head & ~CLOSED, bool(head & CLOSED)
     if head == 0:
         return 0, 0, closed, True
-    words, run = head >> 24 & 0xFFFFFFFF, head & MAX_RUN
+    words, run = head >> 24 & 0xFFFFFFFF, head & HEAD_RUN
     return words, run, closed, int(head_word(words, run)) == head
 
 

@@ -178,11 +178,26 @@ class StreamLog:
                 raise UsageError(f"stream {self.name!r}: cannot record number {seqs.max()}")
             if self._fit(status, int(seqs[0])):
                 continue
-            if self._cursor[commit.EVENTS] == 0 and seqs.size > 1:
-                yield from self._pieces(seqs[: seqs.size // 2])
-                seqs = seqs[seqs.size // 2 :]
+            part = self._part_of(seqs.size, status)
+            if part:
+                yield from self._pieces(seqs[:part])
+                seqs = seqs[part:]
             else:
                 self._advance(int(seqs[0]))
+
+    def _part_of(self, size: int, status: int) -> int:
+        """How many of a batch that does not fit to commit here; 0 if it shall go on elsewhere."""
+        cursor = self._cursor
+        if status == commit.RANGE:
+            return size // 2 if cursor[commit.EVENTS] == 0 else 0
+        words = self._head()[0]
+        left = cursor[commit.CAPACITY] - words
+        with self._ledger._lock:
+            left += self._part.free_pages * layout.PAGE_WORDS
+        needed = status - words
+        if needed <= self._part.segment.words.size or left < 2:
+            return 0  # the next segment holds all of it
+        return max(1, size * (int(left) - 1) // needed)
 
     def _fit(self, status: int, first: int) -> bool:
         """Make room in this segment for a batch that wants ``status`` words."""

@@ -16,10 +16,11 @@ from ..atomics import fetch_or
 from ..errors import LedgerDamaged
 from . import layout
 from .durable import cut_of, read_mark
-from .layout import CLOSED, check7, run_word
+from .layout import CLOSED
 from .pool import LedgerPool
 from .segment import Segment
 from .steps import step
+from .words import read_words
 
 
 @njit("void(uint64[::1], intp, intp)", cache=True)
@@ -113,70 +114,6 @@ def close_rank(directory, epoch: int, rank: int) -> list[dict]:
     return RankCloser(directory, epoch, rank).close()
 
 
-@njit(
-    "intp(uint64[::1], intp, intp, intp, uint64, uint64, int64, uint64[::1], int64[:,::1])",
-    cache=True,
-    nogil=True,
-)
-def _gather(whole, at_pages, pages, at_words, owner, run, base, table, runs):
-    """Copy a stream's run words, the last with its length from the head, until one is damaged.
-
-    ``runs`` gets what they say, from ``base`` on. Returns how many were copied.
-    """
-    done = 0
-    for page in range(pages):
-        if whole[at_pages + page] != owner:
-            continue
-        for i in range(min(layout.PAGE_WORDS, table.size - done)):
-            word = whole[at_words + page * layout.PAGE_WORDS + i]
-            body = word & ~(np.uint64(127) << np.uint64(56))
-            if body | (check7(body) << np.uint64(56)) != word:
-                return done
-            table[done] = word
-            done += 1
-    if done == table.size and done > 0:
-        last = table[done - 1]
-        table[done - 1] = run_word(last & np.uint64(0xFFFFFFFF), run, last >> np.uint64(63))
-    for i in range(done):
-        word = table[i]
-        runs[i, 0] = base + np.int64(word & np.uint64(0xFFFFFFFF))
-        runs[i, 1] = np.int64((word >> np.uint64(32)) & np.uint64(layout.MAX_RUN))
-        runs[i, 2] = np.int64(word >> np.uint64(63))
-    return done
-
-
-def _read(segment: Segment, index: int, words: int, run: int) -> tuple[np.ndarray, np.ndarray]:
-    """First ``words`` run words of a stream, the last with its length from the head, and the runs.
-
-    The runs are an int64 array of shape (words, 3): first number, length, 1 if dropped.
-    """
-    if words > segment.words.size:
-        raise LedgerDamaged(f"{segment.path}: stream {index} claims {words} run words")
-    table, runs = np.empty(words, np.uint64), np.empty((words, 3), np.int64)
-    if not words:
-        return table, runs
-    base = layout.unguard(segment.word_of(index, layout.BASE_AT))
-    if base is None:
-        raise LedgerDamaged(f"{segment.path}: stream {index} has a wrong 'base'")
-    done = _gather(
-        segment.whole,
-        segment.at_pages,
-        segment.pages.size,
-        segment.at_words,
-        layout.guard(index + 1),
-        run,
-        base,
-        table,
-        runs,
-    )
-    if done != words:
-        raise LedgerDamaged(
-            f"{segment.path}: run word {done} of {words} of stream {index} is "
-            "missing or has a wrong check"
-        )
-    return table, runs
-
-
 def _digest(table: np.ndarray) -> str:
     return hashlib.blake2b(table.data, digest_size=16).hexdigest()
 
@@ -196,7 +133,7 @@ def _describe(segment: Segment, index: int, head: int, last: int) -> tuple[dict,
     if not intact:
         raise LedgerDamaged(f"{segment.path}: head of stream {index} has a wrong check")
     entry = segment.entry(index)
-    table, runs = _read(segment, index, words, run)
+    table, runs = read_words(segment, index, words, run)
     return {
         "index": index,
         **entry._asdict(),
@@ -316,7 +253,7 @@ def sealed_streams(segment: Segment, sealed: dict) -> list[tuple[dict, np.ndarra
 
 
 def _sealed_runs(segment: Segment, stream: dict) -> np.ndarray:
-    table, runs = _read(segment, stream["index"], stream["words"], stream["run"])
+    table, runs = read_words(segment, stream["index"], stream["words"], stream["run"])
     if _digest(table) != stream["digest"]:
         raise LedgerDamaged(f"{segment.path}: stream {stream['index']} differs from its seal")
     return runs

@@ -82,6 +82,8 @@ class Segment:
     boot : bytes
     attempt, epoch, rank, number : int
         What the header says of the segment; it does not change.
+    packs : bool
+        Whether a word may be a pair or a triple: not before version 2.
     streams : array of ``layout.STREAM``, shape (256,)
     pages, words : uint64 arrays
     whole : uint64 array
@@ -123,6 +125,7 @@ class Segment:
         self.boot = header["boot"].tobytes()
         self.attempt, self.epoch = int(header["attempt"]), int(header["epoch"])
         self.rank, self.number = int(header["rank"]), int(header["segment"])
+        self.packs = int(header["version"]) > 1
 
     def fill(
         self, *, job: str, attempt: int, epoch: int, rank: int, segment: int, incarnation: int

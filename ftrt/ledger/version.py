@@ -1,3 +1,6 @@
-"""Version of the ledger's format, of records and of HDF5 files alike."""
+"""Version of the ledger's format, of records and of HDF5 files alike.
 
-VERSION = 1
+Segments of version 1 are read as well: their words are all runs, with a length of 24 bits.
+"""
+
+VERSION = 2

@@ -15,7 +15,9 @@ _LEDGER = Path(steps.__file__).parent
 _POINT = re.compile(r"\bstep\(\"([a-z]+\.[a-z]+)\"\)")
 
 #: Around the stores of the compiled commit, see :func:`open_commit`.
-COMMIT_POINTS = {"commit.ended", "commit.stored", "commit.swap", "commit.swapped"}
+COMMIT_POINTS = {
+    *("commit.ended", "commit.stored", "commit.extended", "commit.swap", "commit.swapped"),
+}
 
 #: Passed by whoever ends an epoch and writes the record of the next; test_crash.py has them.
 AT_THE_END_OF_AN_EPOCH = {
@@ -34,18 +36,23 @@ def all_points() -> set[str]:
     return set(_POINT.findall(text)) | COMMIT_POINTS
 
 
-def open_commit(rough: bool = False) -> None:
+def open_commit(rough: bool = False, packed: bool = False) -> None:
     """Run the commit's own source in Python from now on, with a point at each of its stores.
 
-    With ``rough`` every event gets a run word of its own, so that pages and segments fill up.
+    With ``rough`` every event gets a word of its own, so that pages and segments fill up; with
+    ``packed`` events that follow each other are written as if they did not.
     """
     names = {"load_acquire": _load, "compare_exchange": _swap}
-    if rough:
+    if packed:
         names["MAX_RUN"] = 1
+    if rough:
+        names.update(MAX_RUN=1, MOST=1, _held=lambda run, following: 0)
     ended = {"store_release": _storing("commit.ended"), "_at": commit._at.py_func}
     names["store_release"] = _storing("commit.stored")
     names["_end_run"] = _with(commit._end_run.py_func, ended)
     names["_at"] = commit._at.py_func
+    extended = {"store_release": _storing("commit.extended"), "_at": commit._at.py_func}
+    names["_extend_word"] = _with(commit._extend_word.py_func, extended)
     commit.append = _with(commit.append.py_func, names)
     commit.append_batch = _with(commit.append_batch.py_func, names)
 

@@ -137,10 +137,11 @@ def receive(rt, messages: int, effects: Effects) -> None:
 @click.option("--struck", type=Path)
 @click.option("--delay-us", type=int, default=0)
 @click.option("--rough", is_flag=True)
+@click.option("--packed", is_flag=True)
 @click.option("--spool", is_flag=True)
-def main(messages, size, effects, victim, points, struck, delay_us, rough, spool):
+def main(messages, size, effects, victim, points, struck, delay_us, rough, packed, spool):
     if points:
-        open_commit(rough)
+        open_commit(rough, packed)
         if rough:
             one_page_segments()
         arm(Points(list(points), struck), victim)

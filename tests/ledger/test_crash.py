@@ -39,7 +39,7 @@ def commit_a_lot(directory, die_at: int, seen: int) -> None:
     steps.install(DieAt(die_at))
     ledger = open_ledger(LedgerPool(directory, 1))
     log = ledger.stream(CONSUMED, "a", 1, 0)
-    for seq in range(0, 1200, 2):
+    for seq in range(0, 3600, 2):  # three of them in a word
         log.append(seq)
         os.write(seen, seq.to_bytes(8, "little"))
     ledger.stream(SENT, "b", 0, 1).finish(0)
@@ -181,16 +181,16 @@ def test_killed_at_every_step_of_the_end_of_an_epoch(tmp_path):
         directory.mkdir()
         pool = make_directory(directory, pages=1)
         consumer = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
-        consumer.append_seqs(np.arange(0, 1200, 2, dtype=np.uint64))
+        consumer.append_seqs(np.arange(0, 3600, 2, dtype=np.uint64))
         status = run_child(lambda at=number, to=directory: _end_at(to, at, told))
         assert record.latest_epoch(directory) in (1, 2)
-        assert audit.audit(directory)["consumed"] == 600
+        assert audit.audit(directory)["consumed"] == 1800
         end_epoch(directory)
         assert len(record.read_record(directory, 2)["seals"]) == 3
         assert not list((directory / "epochs").glob(".tmp-*")) or killed(status)
         with pytest.raises(LedgerClosed):
             consumer.append(9999)
-        assert audit.audit(directory)["consumed"] == 600
+        assert audit.audit(directory)["consumed"] == 1800
     assert number > len(AT_THE_END_OF_AN_EPOCH)
     assert set(told.read_text().split()) >= AT_THE_END_OF_AN_EPOCH
 
@@ -200,18 +200,42 @@ def _end_at(directory, die_at: int, told) -> None:
     end_epoch(directory)
 
 
-@pytest.mark.parametrize("die_at", range(1, 9))
+@pytest.mark.parametrize("die_at", range(1, 13))
 def test_a_batch_is_whole_or_absent(tmp_path, die_at):
+    """Its events join the word before it (4, 9, 7), follow, and begin words of their own."""
     pool = make_directory(tmp_path)
+    batch = [9, 7, 10, 11, 1 << 31, 5, 6, 3]
 
     def work():
         open_commit()
         log = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
         log.append(4)
         steps.install(DieAt(die_at))
-        log.append_seqs(np.array([5, 6, 9, 10, 12], np.uint64))
+        log.append_seqs(np.array(batch, np.uint64))
 
-    assert killed(run_child(work)) == (die_at < 7)
+    assert killed(run_child(work)) == (die_at < 12)
     found = committed(tmp_path)
-    assert found in ([4], [4, 5, 6, 9, 10, 12])
-    assert (len(found) == 6) == (die_at >= 6)
+    assert found in ([4], [4, *batch])
+    assert (len(found) > 1) == (die_at >= 11)
+
+
+@pytest.mark.parametrize("die_at", range(1, 14))
+def test_a_commit_into_a_word_is_whole_or_absent(tmp_path, die_at):
+    pool = make_directory(tmp_path)
+    reader, writer = os.pipe()
+
+    def work():
+        open_commit()
+        log = open_ledger(pool).stream(CONSUMED, "a", 1, 0)
+        log.append(4)
+        steps.install(DieAt(die_at))
+        for seq in (9, 7, 8, 1):
+            log.append(seq)
+            os.write(writer, bytes([seq]))
+
+    assert killed(run_child(work)) == (die_at < 13)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        told = [4, *file.read()]
+    whole = [4, 9, 7, 8, 1]
+    assert committed(tmp_path) in (told, whole[: len(told) + 1])

@@ -56,7 +56,10 @@ CLOSED_UNDER_IT = [
     "segment.late:1",
     "segment.counted:1@other",
 ]
-SENDER = ["commit.stored:1", "commit.swapped:1", "commit.swap:7"]
+SENDER = [
+    *("commit.stored:1", "commit.swapped:1", "commit.swap:7"),
+    *("commit.extended:1", "commit.extended:2"),  # a pair, a triple
+]
 SPOOL = [
     "spool.packed:5",
     "spool.written:1",
@@ -71,7 +74,7 @@ JOBS = {
     "receiver later": (RECEIVER_LATER, []),
     "growth": (GROWTH, ["--rough", "--messages", 4500]),
     "closed under it": (CLOSED_UNDER_IT, ["--rough", "--messages", 2500]),
-    "sender": (SENDER, ["--victim", 0]),
+    "sender": (SENDER, ["--victim", 0, "--packed"]),
     "spool": (SPOOL, ["--victim", 0, "--spool", "--size", 4096]),
 }
 
