@@ -198,8 +198,9 @@ def _each(jobs: list[tuple[int, int, int, bool]], workers: int) -> Iterator[Tall
     if workers == 1:
         yield from map(run_chunk, jobs)
         return
-    # Forked, so that a test that switched a mutation on has it in the workers too.
-    context = multiprocessing.get_context("fork")
+    # Not forked: what calls this may have threads and handlers of signals, and a child that was
+    # forked while one of them held a lock, or that has the handler, does not end with the pool.
+    context = multiprocessing.get_context("spawn")
     with context.Pool(workers) as pool:
         yield from pool.imap_unordered(run_chunk, jobs)
 

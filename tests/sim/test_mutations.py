@@ -1,5 +1,7 @@
 """Every deliberate bug is found, by the seed and the checker that the page of results names."""
 
+import signal
+
 import pytest
 
 from ftrt.sim.plan import make_plan
@@ -31,5 +33,11 @@ def test_it_is_found_where_the_page_says(name):
     )
 
 
+@pytest.mark.timeout(60)
 def test_all_is_switched_off_again():
-    assert not first_violation(RANKS, 100).violations
+    # A runtime of this process may take the signal that ends a pool; its workers must not.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert not first_violation(RANKS, 100).violations
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -392,7 +392,8 @@ class Communicator:
         expires_s = time.monotonic() + limit_s
 
         def work() -> None:
-            code, state = self.library.finalize(self.handle), Result.IN_PROGRESS
+            code: int = self.library.finalize(self.handle)
+            state: int = Result.IN_PROGRESS
             while code in (Result.SUCCESS, Result.IN_PROGRESS):
                 code, state = self._ask()
                 if code or state != Result.IN_PROGRESS:
