@@ -155,7 +155,8 @@ def run(faults: tuple[str, ...], **options: Any) -> None:
 
 def _run(faults: tuple[str, ...], options: dict[str, Any]) -> int:
     from ftrt.launch.faults import parse_fault
-    from ftrt.launch.run import Options, run_job
+    from ftrt.launch.options import Options
+    from ftrt.launch.run import run_job
     from ftrt.launch.stop import Stopped
 
     try:
@@ -204,7 +205,7 @@ def _print_audit(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ftrt.launch.run import audit_line
+    from ftrt.launch.summary import audit_line
 
     console = Console(highlight=False)
     if not console.is_terminal or console.width > 80:

@@ -12,7 +12,7 @@ from ftrt.errors import LedgerError, UsageError
 from ftrt.launch import leftovers
 
 if TYPE_CHECKING:
-    from ftrt.launch.run import Options
+    from ftrt.launch.options import Options
 
 #: What a job is: with anything else of these its messages would be others.
 _SAME = ("program", "args", "ranks", "stable", "seed")

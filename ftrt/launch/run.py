@@ -6,16 +6,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ftrt.errors import LedgerError, UsageError
 from ftrt.host.shm import check_room, sweep
-from ftrt.host.words import MAX_RANKS, mpi_directory
+from ftrt.host.words import mpi_directory
 from ftrt.launch.attempt import Attempt, Events
 from ftrt.launch.directory import held, job_of
-from ftrt.launch.faults import Fault, validate
 from ftrt.launch.gpus import Gpus
 from ftrt.launch.gpus import check as check_gpus
 from ftrt.launch.gpus import lines as gpu_lines
@@ -24,9 +23,19 @@ from ftrt.launch.hosts import Place, ask, named, own_first
 from ftrt.launch.judge import Verdict
 from ftrt.launch.leftovers import sweep_mpich
 from ftrt.launch.mpirun import Mpi, command, environment, find_mpirun, identify
+from ftrt.launch.options import Options, check
 from ftrt.launch.screen import PlainScreen, make_screen
 from ftrt.launch.slurm import check_slots
 from ftrt.launch.stop import Stop, Stopped
+from ftrt.launch.summary import (
+    Report,
+    audit_line,
+    outcome_of,
+    plural,
+    summary_line,
+    unclean,
+    write_report,
+)
 from ftrt.ledger.reserve import make_reserve
 from ftrt.runtime.config import TIMEOUTS, Config
 
@@ -43,52 +52,6 @@ _PASSED_ON = (
 _SESSION = "PRTE_MCA_prte_tmpdir_base"
 
 EXIT_OK, EXIT_PROGRAM, EXIT_USAGE, EXIT_IMPOSSIBLE = 0, 1, 2, 3
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line asked for; see ``ftrt run --help``."""
-
-    program: str
-    args: Sequence[str] = ()
-    ranks: int = 1
-    spares: int = 0
-    restarts: int = 0
-    stable: str = "process"
-    plane: str = "host"
-    standby: int = 1
-    ledger: str | None = None
-    resume: bool = False
-    faults: Sequence[Fault] = ()
-    seed: int = 0
-    json_file: str | None = None
-    mpirun: str | None = None
-    stall_timeout_s: float | None = None
-    evict_timeout_s: float | None = None
-    hosts: str | None = None
-    min_ranks: int = 0
-    heirs: str | None = None
-
-
-@dataclass
-class Report:
-    """How a job ended; the fields are those of ``--json``."""
-
-    exit: int
-    job: str
-    ledger: str
-    attempts: int = 0
-    epochs: int = 0
-    faults: list[dict[str, Any]] = field(default_factory=list)
-    recoveries: list[dict[str, Any]] = field(default_factory=list)
-    audit: dict[str, Any] | None = None
-    ranks: list[dict[str, Any]] = field(default_factory=list)
-    digest: str | None = None
-    reason: str = ""
-    outcome: str = "failed"
-    shrunk: list[dict[str, Any]] = field(default_factory=list)
-    depleted: list[dict[str, Any]] = field(default_factory=list)
-    grown: int = 0
 
 
 def run_job(
@@ -126,7 +89,7 @@ def _run_job(
     screen: PlainScreen | None,
     stop: Stop,
 ) -> Report:
-    _check(options)
+    check(options)
     gpus = check_gpus(options.ranks, options.standby) if options.plane == "nccl" else Gpus()
     names = _names(options)
     with stop.interrupts():
@@ -151,7 +114,7 @@ def _run_job(
         held(directory, job, options, several=bool(hosts)) as first,
         screen or make_screen() as shown,
     ):
-        ranks, spares = _plural(options.ranks, "rank"), _plural(options.spares, "spare")
+        ranks, spares = plural(options.ranks, "rank"), plural(options.spares, "spare")
         shown.note(f"job {job[:8]}, {ranks}, {spares}")
         shown.note(f"ledger {directory}")
         if hosts:
@@ -163,17 +126,8 @@ def _run_job(
                 shown.note(line)
         runner = _Job(options, mpi, job, directory, audit, shown, gpus.number, hosts)
         report = runner.run(stop, first)
-        _write_report(report, options.json_file, shown)
+        write_report(report, options.json_file, shown)
     return report
-
-
-def _write_report(report: Report, path: str | None, screen: PlainScreen) -> None:
-    """Write ``--json``; the job is over and judged, so that a full disk changes nothing of it."""
-    if path is not None:
-        try:
-            Path(path).write_text(json.dumps(asdict(report), indent=2) + "\n")
-        except OSError as error:
-            screen.note(f"--json {path!r} cannot be written: {error.strerror}")
 
 
 class _Job:
@@ -236,7 +190,7 @@ class _Job:
         self.hosts = [name for name in self.hosts if name not in lost]
         if lost:
             self._screen.note(
-                f"{_plural(len(lost), 'host')} lost: {', '.join(lost)}; going on with "
+                f"{plural(len(lost), 'host')} lost: {', '.join(lost)}; going on with "
                 f"{', '.join(self.hosts)}"
             )
 
@@ -288,7 +242,7 @@ class _Job:
         more = grown(self._directory) if self._mpi.ulfm else 0
         options = self._options
         if more > self.report.grown:
-            spares = _plural(options.spares + more, "spare")
+            spares = plural(options.spares + more, "spare")
             self._screen.note(f"attempt {number} has {spares}: {more} by ftrt grow")
         self.report.grown = more
         return replace(options, spares=options.spares + more)
@@ -346,7 +300,7 @@ def without_ulfm(options: Options, mpi: Mpi) -> str:
     if not count:
         return f"{said}from the ledger with --restarts R, or later with --resume"
     spares = f", one for each spare: none of {options.spares} waits" if options.spares else ""
-    return f"{said}from the ledger, {_plural(count, 'time')} at most{spares}"
+    return f"{said}from the ledger, {plural(count, 'time')} at most{spares}"
 
 
 def _names(options: Options) -> list[str]:
@@ -420,121 +374,6 @@ def _policy(spec: str | None) -> str:
 
     path, name = parse(spec)
     return f"{path}:{name}"
-
-
-def outcome_of(report: Report) -> str:
-    """Return how a job that was done came through: undisturbed, continued, shrunk or restarted.
-
-    It is shrunk if it ended with fewer processes than ranks.
-    """
-    if any(event.get("attempt") == report.attempts for event in report.shrunk):
-        return "shrunk"
-    if any(e.get("reason") == "restart from the ledger" for e in report.recoveries):
-        return "restarted"
-    return "continued" if report.recoveries else "undisturbed"
-
-
-def audit_line(audit: dict[str, Any]) -> str:
-    """Return the one line that an audit comes down to."""
-    always = ("sent", "consumed", "duplicates", "losses")
-    names = ("sent", "consumed", "dropped", "duplicates", "losses", "open")
-    shown = (n for n in names if n in audit and (n in always or _count(audit[n])))
-    counts = ", ".join(f"{name} {_count(audit[name])}" for name in shown)
-    if unsent := sum(row.get("unsent", 0) for row in audit.get("streams", ())):
-        counts += f", {unsent} of a number that no sender recorded"
-    told = counts or audit.get("error") or "nothing recorded"
-    return f"audit {'ok' if audit.get('ok') else 'NOT OK'}: {told}"
-
-
-def unclean(audit: dict[str, Any]) -> str:
-    """Return the sentence that tells where an audit found what; the first stream speaks."""
-    for row in audit.get("streams", ()):
-        found = [
-            f"{row[key]} {word}"
-            for key, word in (
-                ("losses", "lost"),
-                ("duplicates", "twice"),
-                ("unsent", "of a number that nobody sent"),
-            )
-            if row.get(key)
-        ]
-        if not row.get("closed", True):
-            found.append("its sender did not close it")
-        if found:
-            to = f" to rank {row['dest']}" if "dest" in row else ""
-            where = f"stream {row['stream']!r} from rank {row['source']}{to}"
-            return f"the audit is not clean: {where}: {', '.join(found)}"
-    return "the audit is not clean"
-
-
-def summary_line(report: Report) -> str:
-    """Return the line that counts what happened to a job."""
-    spans_ms = [sum(recovery["phases_ms"].values()) for recovery in report.recoveries]
-    worst = f" (the longest {max(spans_ms):.1f} ms)" if spans_ms else ""
-    counts = [_plural(len(report.faults), "fault"), _plural(len(spans_ms), "recovery") + worst]
-    counts += [_plural(report.epochs, "epoch"), _plural(report.attempts, "attempt")]
-    if report.outcome == "shrunk":
-        counts.append(f"shrunk: {report.shrunk[-1]['reason'].partition(', ')[2]}")
-    return ", ".join(counts)
-
-
-def _plural(count: int, noun: str) -> str:
-    many = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    return f"{count} {noun if count == 1 else many}"
-
-
-def _count(value: Any) -> Any:
-    return len(value) if isinstance(value, (list, tuple)) else value
-
-
-def _check(options: Options) -> None:
-    if options.ranks < 1:
-        raise UsageError("-n must be at least 1; for example -n 4")
-    if options.spares < 0 or options.restarts < 0:
-        raise UsageError("--spares and --restarts cannot be negative")
-    if options.min_ranks < 0:
-        raise UsageError("--min-ranks must be at least 1; for example --min-ranks 2")
-    if options.ranks + options.spares > MAX_RANKS:
-        raise UsageError(
-            f"-n {options.ranks} and --spares {options.spares} are more than the {MAX_RANKS} "
-            "processes that a job can have on this host"
-        )
-    for name in ("stall_timeout_s", "evict_timeout_s"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            option = name.replace("_", "-")
-            raise UsageError(f"--{option} must be greater than 0; for example --{option} 5")
-    for fault in options.faults:
-        validate(fault, options.ranks, options.stable, options.plane)
-    if options.ledger == "":
-        raise UsageError("--ledger names no folder; leave it out for a new one here")
-    program = Path(options.program)
-    if options.program.startswith("-"):
-        raise UsageError(
-            f"there is no option {options.program}; `ftrt run --help` lists those that come "
-            "before PROGRAM"
-        )
-    if not program.is_file():
-        raise UsageError(
-            f"there is no program {options.program!r}; name a Python file or executable"
-        )
-    if program.suffix != ".py" and not os.access(program, os.X_OK):
-        raise UsageError(
-            f"{options.program!r} is neither a .py file nor executable; type `chmod +x` first"
-        )
-    if options.json_file is not None:
-        _check_file("--json", Path(options.json_file))
-
-
-def _check_file(option: str, path: Path) -> None:
-    """Refuse beforehand a file that could not be written at the end."""
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"{option} {str(path)!r}: its folder does not exist")
-    if path.is_dir():
-        raise UsageError(f"{option} {str(path)!r} is a folder; name a file in it")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise UsageError(f"{option} {str(path)!r}: you may not write there; name another file")
 
 
 def _audit(directory: Path) -> dict[str, Any]:

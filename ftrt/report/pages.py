@@ -174,7 +174,7 @@ def _said(value: Any) -> str:
 
 def job_page(job: Job) -> Page:
     """The page of a job without its figures."""
-    from ftrt.launch.run import audit_line
+    from ftrt.launch.summary import audit_line
 
     page = Page(f"Job {str(job.about.get('job', ''))[:8]}")
     page.verdict(audit_line(job.audit), good=bool(job.audit.get("ok")))

@@ -185,7 +185,7 @@ def last_state(job: Watched) -> RenderableType:
 
 
 def _how(found: Job) -> str:
-    from ftrt.launch.run import audit_line
+    from ftrt.launch.summary import audit_line
 
     statuses = [end.get("status") for end in found.ranks.values()]
     whole = len(statuses) == int(found.about.get("ranks", 0)) and set(statuses) == {"done"}

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ftrt import cli
-from ftrt.launch.run import unclean
+from ftrt.launch.summary import unclean
 
 STREAM = {
     "stream": "a-stream-with-a-name-that-is-as-long-as-a-name-may-be-which-is-64",

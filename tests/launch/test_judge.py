@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ftrt.launch.judge import before_the_job, judge, read_ranks
-from ftrt.launch.run import audit_line
 from ftrt.launch.screen import Suspicions, event_line
+from ftrt.launch.summary import audit_line
 
 
 def record(status, reason="", traceback=""):

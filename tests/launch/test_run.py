@@ -13,7 +13,8 @@ import pytest
 from ftrt.errors import LedgerDamaged, LedgerError
 from ftrt.launch import leftovers
 from ftrt.launch.faults import parse_fault
-from ftrt.launch.run import Options, run_job
+from ftrt.launch.options import Options
+from ftrt.launch.run import run_job
 from ftrt.launch.screen import PlainScreen
 from ftrt.ledger.record import lock_directory
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ftrt.launch import leftovers
-from ftrt.launch.run import Options, run_job
+from ftrt.launch.options import Options
+from ftrt.launch.run import run_job
 from ftrt.launch.screen import PlainScreen
 from ftrt.ledger.layout import CLOSED
 from ftrt.ledger.segment import Segment
