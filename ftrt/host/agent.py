@@ -240,8 +240,8 @@ class Agent:
             "by": by,
             **self.health.detection(process, by),
         }
-        self._rouse_spare(rank)
         self.watch.stand_back(process)
+        self._rouse_spare(rank)
         self.events.write_later("died", **self._detected, epoch=self.core.epoch.counter)
         self.handle(ev.ProcessDied(process, by))
 
@@ -281,6 +281,8 @@ class Agent:
         last = self.board.get(spares[0], Field.CANDIDATE)
         times = ((last >> 32) + 1) << 32  # a spare that was woken for the same rank wakes again
         self.board.put(spares[0], Field.CANDIDATE, times | rank + 1)
+        # The kernel would wake it here, in the place of this very thread.
+        libc.keep_off_this_core(self.board.get(spares[0], Field.PID))
         self.board.ring_bell(spares[0])
 
     def handle(self, event: ev.Event) -> None:

@@ -27,6 +27,7 @@ from ftrt.host.words import (
     MAX_CUTS,
     MAX_RANKS,
     MESSAGES,
+    MUTEXES,
     TOTAL,
     VERSION,
     Field,
@@ -80,7 +81,8 @@ class Board:
             os.close(descriptor)
         board = cls(temporary)
         for process in range(processes):
-            libc.init_robust_mutex(board.mutex_address(process))
+            for number in range(MUTEXES):
+                libc.init_robust_mutex(board.mutex_address(process, number))
         os.rename(temporary, path)
         return board
 
@@ -97,13 +99,15 @@ class Board:
         # A plain int: what numba does to find the type of an enum's member takes a millisecond.
         atomics.store(self.words, self.index(process, field), int(value))
 
-    def mutex_address(self, process: int) -> int:
-        """Address in this process of the robust mutex that ``process`` holds while it lives."""
-        return self.address + 8 * self.index(process, Field.MUTEX)
+    def mutex_address(self, process: int, number: int = 0) -> int:
+        """Address in this process of a robust mutex that ``process`` holds while it lives."""
+        at = self.index(process, Field.MUTEX)
+        return self.address + 8 * at + libc.MUTEX_BYTES * number
 
     def own(self, process: int) -> None:
-        """Take the mutex of ``process`` for as long as this thread lives, and say who has it."""
-        libc.lock_mutex(self.mutex_address(process))
+        """Take the mutexes of ``process`` for as long as this thread lives; say who has them."""
+        for number in range(MUTEXES):
+            libc.lock_mutex(self.mutex_address(process, number))
         self.put(process, Field.OWNER, threading.get_native_id())
 
     def lives(self, process: int) -> bool:

@@ -14,6 +14,7 @@ import platform
 import select
 import signal
 import struct
+from collections.abc import Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -24,7 +25,6 @@ _SYS_SCHED_SETATTR = 314 if _X86 else 274
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
 _PR_SET_PDEATHSIG = 1
-_LOWEST_PRIORITY = 19
 _DAEMONS = ("mpirun", "prterun", "prted", "orted", "hydra_pmi_proxy")
 
 #: Bytes reserved for one ``pthread_mutex_t`` (40 on x86-64, 48 on ARM64).
@@ -93,8 +93,27 @@ def ask_short_slice(slice_us: int = 100) -> bool:
     return _libc.syscall(_SYS_SCHED_SETATTR, 0, attributes, 0) == 0
 
 
+def core() -> int:
+    """Number of the core on which this thread runs."""
+    return int(_libc.sched_getcpu())
+
+
+def keep_to(thread: int, cores: Iterable[int]) -> None:
+    """Have a thread (0: this one) run on these cores alone, where that is allowed."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(thread, cores)
+
+
+def keep_off_this_core(pid: int) -> None:
+    """Have the main thread of ``pid`` run on other cores than this one, where it may."""
+    with contextlib.suppress(OSError):
+        others = os.sched_getaffinity(pid) - {core()}
+        if others:
+            os.sched_setaffinity(pid, others)
+
+
 def stand_back(pid: int) -> None:
-    """Give every thread of ``pid`` the lowest priority.
+    """Have every thread of ``pid`` run only where nobody else wants to.
 
     For a process that is being killed: the kernel frees its memory on its own time, several
     milliseconds of a core that those who take over its work need.
@@ -102,7 +121,7 @@ def stand_back(pid: int) -> None:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST_PRIORITY)
+                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
 
 
 def end_with_mpirun() -> None:

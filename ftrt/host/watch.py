@@ -1,8 +1,13 @@
-"""Who of this host's processes is alive: one thread per process waits on its robust mutex.
+"""Who of this host's processes is alive: two threads per process wait on its robust mutexes.
 
 The kernel releases a robust mutex at the start of the owner's exit, long before the process is
 gone (0.2-0.8 ms after SIGKILL, see the evidence in ``docs/``), but also when only the owning
 thread ends. Either way the process is of no use any more: whoever hears of it ends it for good.
+
+Two, because the kernel wakes a thread on the core on which it waits or on that of its waker, the
+dying process, which then frees its memory for milliseconds without leaving the core to anybody. So
+the two wait on different cores. The first that wakes is on a core that gets on, and takes the
+thread that will ask for the deaths there.
 """
 
 from __future__ import annotations
@@ -10,11 +15,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 
 from ftrt.host import libc
 from ftrt.host.board import Board, Field
+from ftrt.host.words import MUTEXES
+
+#: So long a watcher stays asleep before it ends: what it woke needs its core.
+_MAKES_WAY_S = 0.05
 
 
 class Watch:
@@ -28,11 +38,17 @@ class Watch:
         self._board = board
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._deaths: deque[int] = deque()
+        self._seen: set[int] = set()
+        self._reader, self._cores = threading.get_native_id(), os.sched_getaffinity(0)
         self._pidfds = {process: self._open(process) for process in own}
         for process in own:
-            threading.Thread(
-                target=self._wait_for, args=(process,), name=f"ftrt-watch-{process}", daemon=True
-            ).start()
+            for number in range(MUTEXES):
+                threading.Thread(
+                    target=self._wait_for,
+                    args=(process, number),
+                    name=f"ftrt-watch-{process}-{number}",
+                    daemon=True,
+                ).start()
 
     def _open(self, process: int) -> int | None:
         pid = self._board.get(process, Field.PID)
@@ -45,11 +61,19 @@ class Watch:
             return None
         return descriptor
 
-    def _wait_for(self, process: int) -> None:
+    def _wait_for(self, process: int, number: int) -> None:
         libc.ask_short_slice()
-        libc.lock_mutex(self._board.mutex_address(process))
-        self._deaths.append(process)
-        os.eventfd_write(self.descriptor, 1)
+        cores = sorted(self._cores)[number::MUTEXES]
+        if cores:
+            libc.keep_to(0, cores)
+        libc.lock_mutex(self._board.mutex_address(process, number))
+        if process not in self._seen:
+            self._seen.add(process)
+            self._deaths.append(process)
+            if len(self._cores) > 1:
+                libc.keep_to(self._reader, [libc.core()])
+            os.eventfd_write(self.descriptor, 1)
+        time.sleep(_MAKES_WAY_S)
 
     def deaths(self) -> list[int]:
         """Processes whose mutex was released since the last call."""
@@ -57,6 +81,7 @@ class Watch:
             os.eventfd_read(self.descriptor)
         except BlockingIOError:
             return []
+        libc.keep_to(0, self._cores)
         found = []
         while self._deaths:
             found.append(self._deaths.popleft())

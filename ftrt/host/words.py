@@ -6,9 +6,11 @@ import enum
 from pathlib import Path
 
 MAGIC = 0x4654_5254_424F_4152
-VERSION = 3
+VERSION = 4
 HEADER_WORDS = 4096
 ENTRY_WORDS = 64
+#: Robust mutexes that each process holds: their watchers wait on different cores.
+MUTEXES = 2
 
 #: Most logical ranks of a job: each has one word in each of three arrays of the header.
 MAX_RANKS = 1024
@@ -83,7 +85,7 @@ class Field(enum.IntEnum):
     OWNER = 12  # thread that holds the mutex while the process lives, 0 before it does
     HEIR = 13  # an Heir
     IDLE = 14  # 1 while it has nothing to do but to be a possible heir
-    MUTEX = 16
+    MUTEX = 16  # and 24: MUTEXES of eight words each
 
 
 def job_directory(job: str, attempt: int) -> Path:

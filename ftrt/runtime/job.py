@@ -132,12 +132,14 @@ class Job:
         words, field = self.board.words, self.board.index(self.process, Field.RANK_PLUS_1)
         candidate, known = self.board.index(self.process, Field.CANDIDATE), 0
         libc.ask_short_slice()
+        cores = os.sched_getaffinity(0)
         while not words[field]:
             bell = int(words[self._bell])
             if words[candidate] != known:
                 known = int(words[candidate])
                 get_ready((known & 0xFFFFFFFF) - 1)
-                self._linger(field)
+                self._linger(field, cores)
+                libc.keep_to(0, cores)  # the agent had it wake on another core than its own
                 continue
             if self.board.status in (Status.ENDED, Status.FAILED):
                 raise JobEnded
@@ -148,11 +150,16 @@ class Job:
         self.rank = int(words[field]) - 1
         self.adopt()
 
-    def _linger(self, field: int) -> None:
-        """Stay awake for the rank that was announced: a process that slept is slow."""
+    def _linger(self, field: int, cores: set[int]) -> None:
+        """Stay awake for the rank that was announced: a process that slept is slow.
+
+        Without yielding, where the agent has a core of its own: the dying process would be let
+        free its memory first.
+        """
         words, end = self.board.words, time.monotonic() + _LINGER_S
         while not words[field] and time.monotonic() < end:
-            os.sched_yield()
+            if len(cores) == 1:
+                os.sched_yield()
 
     def adopt(self) -> None:
         """Take the epoch in force as ours; :class:`Fenced` if we are not in it."""

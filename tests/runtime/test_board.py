@@ -105,7 +105,7 @@ def test_every_thread_of_a_dying_process_stands_back():
         threads = [int(name) for name in os.listdir(f"/proc/{child.pid}/task")]
         assert len(threads) == 2
         libc.stand_back(child.pid)
-        assert [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads] == [19, 19]
+        assert [os.sched_getscheduler(thread) for thread in threads] == [os.SCHED_IDLE] * 2
     finally:
         child.kill()
         child.wait(10)
