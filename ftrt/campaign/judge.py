@@ -12,6 +12,7 @@ import numpy as np
 
 from ftrt.campaign import trace
 from ftrt.campaign.plan import Batch, Trial
+from ftrt.host.timing import DECISION
 from ftrt.launch.outside import Outcome
 from ftrt.ledger.audit import consumptions
 
@@ -147,7 +148,7 @@ class Judge:
         trip = trips[0]
         died = self._death_after(struck) if trip["cause"] == "death" else None
         if died is not None:
-            phases = {"detect": died[0] - struck / 1e6, **died[1]}
+            phases = {**died[1], "detect": died[0] - struck / 1e6}
             rebuilt_ns = struck + int(sum(phases.values()) * 1e6)
         else:
             phases = {"detect": (trip["t_ns"] - struck) / 1e6, **trip["phases_ms"]}
@@ -169,7 +170,8 @@ class Judge:
             if event["event"] == "died" and seen_ms * 1e6 >= struck_ns:
                 for later in events[index:]:
                     if later["event"] == "recovery":
-                        return seen_ms, later["phases_ms"]
+                        told = later["phases_ms"]
+                        return seen_ms, {name: told[name] for name in DECISION if name in told}
         return None
 
     def _attempt_start(self) -> float:

@@ -33,6 +33,7 @@ from ftrt.host.health import Health
 from ftrt.host.inject import Schedule
 from ftrt.host.policy import Policy
 from ftrt.host.shm import hold
+from ftrt.host.timing import Timekeeper, death_ns
 from ftrt.host.watch import Watch
 from ftrt.host.words import Heir, mpi_directory
 from ftrt.ledger.leftovers import remove_leftovers
@@ -73,8 +74,6 @@ class Agent:
         self.record: dict = {}
         self._seals: dict[int, list[dict]] = {}
         self._delivered: dict[tuple[str, int, int], int] = {}
-        self._times: dict[str, float] = {}
-        self._detected: dict = {}
         self._events: deque[ev.Event] = deque()
         self._unsettled: EpochId | None = None
         self._settle_at = self._refresh_at = 0.0
@@ -104,7 +103,7 @@ class Agent:
         self.watch = Watch(self.board, config.own)
         self.health = Health(config, self.board, self.watch, self.events, self._ranks_of)
         self.schedule = Schedule(config, self)
-        self._times = {"detect": time.perf_counter()}
+        self.times = Timekeeper(self.events, self.board)
         self._enter(last, Membership.initial(config.ranks, config.spares, places_of(config)))
 
     def _enter(self, last: int | None, members: Membership) -> None:
@@ -174,7 +173,7 @@ class Agent:
         marks = [StreamMarks.from_json(entry) for entry in record["marks"]]
         epoch = EpochId(self.config.job, record["attempt"], record["epoch"])
         self.core = Recovery(epoch, old, {m.key: m for m in marks}, least=self.config.least)
-        self._detected = {"reason": "restart from the ledger"}
+        self.times.begin(reason="restart from the ledger")
         self.handle(ev.Restarted(self.config.attempt, members))
         self._enter_status(Status.RUNNING)
 
@@ -200,6 +199,7 @@ class Agent:
                 self.died(process, by)
             self._see_revoked()
             self.schedule.tick()
+            self.times.tick()
             self._keep_ready()
 
     def _descriptors(self) -> list[int]:
@@ -233,16 +233,12 @@ class Agent:
         if not self.config.ulfm:
             self._end_without_ulfm(rank, process, by)
             return
-        self._times = {"detect": time.perf_counter()}
-        self._detected = {
-            "rank": rank,
-            "process": process,
-            "by": by,
-            **self.health.detection(process, by),
-        }
+        how = self.health.detection(process, by)
+        detected = {"rank": rank, "process": process, "by": by, **how}
+        self.times.begin(death_ns(self.board, process), **detected)
         self.watch.stand_back(process)
         self._rouse_spare(rank)
-        self.events.write_later("died", **self._detected, epoch=self.core.epoch.counter)
+        self.events.write_later("died", **detected, epoch=self.core.epoch.counter)
         self.handle(ev.ProcessDied(process, by))
 
     def _ranks_of(self, process: int) -> tuple[int, ...]:
@@ -267,8 +263,7 @@ class Agent:
         epoch = self.core.epoch
         if self.over or int(self.board.words[Word.REVOKED]) != epoch.counter:
             return
-        self._times = {"detect": time.perf_counter()}
-        self._detected = {"by": "revoked"}
+        self.times.begin(by="revoked")
         self.handle(ev.CloseAsked(epoch))
 
     def _rouse_spare(self, rank: int | None) -> None:
@@ -312,7 +307,7 @@ class Agent:
         epoch, self._settle_at = self._unsettled, time.monotonic() + _SETTLE_S
         for _, process in self.core.membership.members:
             self.board.ring_bell(process)
-        self._tell_recovery(epoch)
+        self.times.decided(epoch.counter)
 
     def _keep_ready(self) -> None:
         """Do now what the next recovery would otherwise wait for."""
@@ -349,8 +344,8 @@ class Agent:
         self.schedule.in_recovery()
         epoch = effect.epoch.counter
         self._seals = self.ledgers.close(epoch, effect.ranks)
+        self.times.end("revoke")
         marks = evidence.stream_marks(self.config.ledger, self._seals)
-        self._times["close"] = time.perf_counter()
         self.handle(ev.LedgersClosed(effect.epoch, marks, heirs=self._heirs(marks)))
 
     def _heirs(self, marks: dict) -> Heirs:
@@ -385,6 +380,7 @@ class Agent:
         replaced = {rank for rank, _ in (*effect.promotions, *effect.inherited)}
         for key, upto in self.rings.fence(replaced).items():
             self._delivered[key] = upto
+        self.times.end("agree")
         try:
             made = self._write_record(
                 effect.epoch,
@@ -398,7 +394,6 @@ class Agent:
         except (OSError, LedgerError) as error:
             self.handle(ev.RecordFailed(effect.epoch, str(error)))
             return
-        self._times["record"] = time.perf_counter()
         if made:
             self.handle(ev.RecordCreated(effect.epoch))
         else:
@@ -469,20 +464,13 @@ class Agent:
     def _publish(self, epoch: EpochId) -> None:
         self.board.set_header(Word.EPOCH, epoch.counter)  # before anybody is told its rank
         self._let_go()
-        self._times["publish"] = time.perf_counter()
+        self.times.end("claim")
         self._unsettled, self._settle_at = epoch, 0.0
-
-    def _tell_recovery(self, epoch: EpochId) -> None:
-        if not self._detected:
-            return
-        names = [n for n in ("detect", "close", "record", "publish") if n in self._times]
-        spans = zip(names, names[1:], strict=False)
-        phases = {b: round((self._times[b] - self._times[a]) * 1e3, 3) for a, b in spans}
-        self.events.write("recovery", epoch=epoch.counter, phases_ms=phases, **self._detected)
-        self._detected = {}
 
     def _do_Promote(self, effect: fx.Promote) -> None:
         self._promote(effect.process, effect.rank)
+        if effect.process in self.config.own:
+            self.times.promoted(effect.process)
         self.events.write_later(
             "promoted", rank=effect.rank, process=effect.process, epoch=effect.epoch.counter
         )
@@ -506,6 +494,7 @@ class Agent:
         self.board.ring_bell(process)
 
     def _do_End(self, effect: fx.End) -> None:
+        self.times.tell()
         self._enter_status(Status.ENDED)
         self.over = True
 
@@ -514,6 +503,8 @@ class Agent:
 
     def fail(self, reason: str) -> None:
         """End this attempt: every process hears of it at its next call."""
+        if hasattr(self, "times"):
+            self.times.tell_later()
         self.events.write("failed", reason=reason)
         self._enter_status(Status.FAILED)
         self.over = True

@@ -8,26 +8,31 @@ means that the whole process does (stopped, frozen or gone).
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 from numba import njit, types
 
 from ftrt.atomics import load_acquire, store_release
 
+_CLOCK_MONOTONIC = 1
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+_clock_gettime: Any = types.ExternalFunction(
+    "clock_gettime", types.int32(types.int32, types.CPointer(types.int64))
+)
 
 
 @njit("void(uint64[::1], intp, uint64[::1], uint32)", nogil=True, cache=True)
 def _beat(words, index, stop, period_us):
-    count = load_acquire(words, index)
+    now = np.zeros(2, np.int64)
     while load_acquire(stop, 0) == 0:
-        count += np.uint64(1)
-        store_release(words, index, count)
+        _clock_gettime(_CLOCK_MONOTONIC, now.ctypes)
+        store_release(words, index, np.uint64(now[0] * 1_000_000_000 + now[1]))
         _usleep(period_us)
 
 
 class Heartbeat:
-    """Counts ``words[index]`` up every ``period_s`` until :meth:`stop`."""
+    """Puts the time (monotonic ns) into ``words[index]`` every ``period_s`` until :meth:`stop`."""
 
     def __init__(self, words: np.ndarray, index: int, period_s: float = 0.002):
         self._stop = np.zeros(1, np.uint64)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 from ftrt.host.board import Field
+from ftrt.host.timing import strike_time
 from ftrt.runtime.faults import BY_THE_RANK, fire_once, has_fired, throttled
 
 _SIGNALS = {"kill": signal.SIGKILL, "segv": signal.SIGSEGV, "freeze": signal.SIGSTOP}
@@ -66,6 +67,7 @@ class Schedule:
         elif kind == "link":
             agent.board.cut_link(index, fault["duration_s"])
         else:
+            strike_time(agent.board, process)
             agent.watch.send(process, _SIGNALS[kind])
 
     def _later(self, process: int, signals: Iterable[tuple[float, signal.Signals]]) -> None:

@@ -6,7 +6,7 @@ import enum
 from pathlib import Path
 
 MAGIC = 0x4654_5254_424F_4152
-VERSION = 4
+VERSION = 5
 HEADER_WORDS = 4096
 ENTRY_WORDS = 64
 #: Robust mutexes that each process holds: their watchers wait on different cores.
@@ -86,6 +86,12 @@ class Field(enum.IntEnum):
     HEIR = 13  # an Heir
     IDLE = 14  # 1 while it has nothing to do but to be a possible heir
     MUTEX = 16  # and 24: MUTEXES of eight words each
+    STRUCK = 32  # when it was ordered to end (monotonic ns), 0 where nobody did that
+    # When the phases of its take-over ended (monotonic ns), 0 where it took over nothing.
+    REBUILT = 33
+    RESTORED = 34
+    RESENT = 35
+    FIRST = 36
 
 
 def job_directory(job: str, attempt: int) -> Path:

@@ -186,8 +186,7 @@ class HostAgent(Agent):
             if change == "heard":
                 self.council.hold_for_alive(host)
             if self.hearing.is_overdue(host) and self.core.state is State.RUNNING:
-                self._times = {"detect": time.perf_counter()}
-                self._detected = {"reason": f"nothing was heard of host {name}"}
+                self.times.begin(reason=f"nothing was heard of host {name}")
                 self.handle(ev.CloseAsked(self.core.epoch))
             if self.hearing.is_lost(host):
                 if host == HEAD and not self.over:
@@ -275,7 +274,7 @@ class HostAgent(Agent):
         except (OSError, LedgerError) as error:
             self.fail(f"the ledgers of host {self.config.hosts[self.me]} cannot be closed: {error}")
             return
-        self._times["close"] = time.perf_counter()
+        self.times.end("revoke")
         self.council.begin(self._next(epoch), self.record["hosts"])
 
     def _next(self, counter: int) -> EpochId:

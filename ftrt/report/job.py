@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import LedgerError
+from ftrt.host.timing import after_publication_ms
 from ftrt.ledger import record
 from ftrt.ledger.audit import audit
 
@@ -78,7 +79,10 @@ class Job:
 
     def begins_s(self) -> dict[int, float]:
         """When each epoch came into force in its attempt."""
-        told = {e.get("epoch"): float(e["t"]) for e in self.of("recovery")}
+        told = {
+            e.get("epoch"): float(e["t"]) - after_publication_ms(e.get("phases_ms") or {}) / 1e3
+            for e in self.of("recovery")
+        }
         begins, latest = {}, dict.fromkeys(self.attempts, 0.0)
         for found in self.records:
             epoch, attempt = int(found["epoch"]), int(found.get("attempt", 1))

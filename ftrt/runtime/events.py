@@ -33,9 +33,16 @@ class EventLog:
         self.flush()
 
     def write_later(self, event: str, **fields) -> None:
-        """Append one event, with the time of now, at the next :meth:`flush` or :meth:`write`."""
-        t = round(time.monotonic() - self._start, 6)
+        """Append one event at the next :meth:`flush` or :meth:`write`, with the time of now.
+
+        Unless ``fields`` have their own ``t``.
+        """
+        t = self.since_start_s(time.monotonic())
         self._later.append({"t": t, "event": event, "attempt": self._attempt, **fields})
+
+    def since_start_s(self, at_s: float) -> float:
+        """A time of the monotonic clock as events have it."""
+        return round(at_s - self._start, 6)
 
     def flush(self) -> None:
         """Append what waits."""

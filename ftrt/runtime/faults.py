@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ftrt.host.board import Field, Phase, cut_index
+from ftrt.host.timing import strike_time
 
 #: Kinds that only the rank itself can carry out, whatever their WHEN: at its next call into ftrt.
 BY_THE_RANK = ("exit", "abort", "corrupt", "hang", "eio", "gpu")
 
+#: Kinds after which a process is replaced.
+_FATAL = ("kill", "segv", "exit", "hang", "freeze")
 _PERIOD_S, _STOPPED_S = 0.1, 0.08
 
 
@@ -65,7 +68,10 @@ class Injector:
                 self._job.board.put(self._job.process, Field.PHASE, Phase.RUNNING)
             if fault["kind"] == "link":
                 self._job.board.cut_link(index, fault["duration_s"])
-            elif not strike_self(fault):
+                continue
+            if fault["kind"] in _FATAL:
+                strike_time(self._job.board, self._job.process)
+            if not strike_self(fault):
                 left.append(fault)
         return left
 

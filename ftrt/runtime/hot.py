@@ -32,13 +32,17 @@ class Recorder:
     the commit that it was ordered for.
     """
 
-    __slots__ = ("_board", "_counter", "_cursor", "_faults", "_runtime", "counts", "entry", "log")
+    __slots__ = (
+        *("_board", "_counter", "_cursor", "_faults", "_runtime", "_stages"),
+        *("counts", "entry", "log"),
+    )
 
     def __init__(self, runtime, log: StreamLog, counts: bool = True):
         self._runtime, self.log, self.counts = runtime, log, counts
         self._board = runtime.job.board
         self._counter = runtime.job.board.counter_index(runtime.rank)
         self._faults = runtime._injector.pending
+        self._stages = runtime.stages
         self.entry = entries.blank()
         self._cursor: object = None
 
@@ -46,6 +50,8 @@ class Recorder:
     def direct(self) -> bool:
         """Whether a kernel may do all of it, with :attr:`entry` as it is now."""
         if self._faults or not self.counts or commit.append is not _COMPILED:
+            return False
+        if self._stages is not None:  # the first message after a take-over is timed
             return False
         log, entry = self.log, self.entry
         if log._cursor is not self._cursor:  # another segment, or another epoch
@@ -61,6 +67,9 @@ class Recorder:
             return
         self.log.append(seq, count, dropped)
         if self.counts:
+            if self._stages is not None:
+                self._stages.end(Field.FIRST)
+                self._stages = None
             self._runtime.count(count)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ftrt.errors import UsageError
+from ftrt.host.board import Field
 from ftrt.ledger.log import CONSUMED, LedgerClosed
 from ftrt.runtime.faults import cuts_of
 from ftrt.runtime.forked import Disowned
@@ -135,6 +136,7 @@ class Receiver:
         self._taken_upto = 0
         self._top = self._marks.highest
         self._nacks = 0
+        self._stages = runtime.stages
         self._flip = False
         self._cuts = cuts_of(runtime.config.faults, runtime.rank, source)
         self._frames: deque[_Held | Message] = deque()
@@ -316,6 +318,9 @@ class Receiver:
         Each channel of a link carries what is missing in ascending order, so that all up to the
         last number taken was consumed or taken, whichever channel brought it.
         """
+        if self._stages is not None:
+            self._stages.end(Field.RESENT)
+            self._stages = None
         number, seq, count, records, _, array, _, base = frame
         if base is not None and self._must_copy(array):
             array, base = array.copy(), None

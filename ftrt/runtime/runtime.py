@@ -24,6 +24,7 @@ from ftrt.errors import (
 )
 from ftrt.host import libc
 from ftrt.host.board import Field, Phase, Word
+from ftrt.host.timing import Stages
 from ftrt.ledger.log import LedgerClosed
 from ftrt.ledger.pool import LedgerPool
 from ftrt.runtime import direct, ending
@@ -75,6 +76,7 @@ class Runtime(Seat):
         self._senders: list[Sender] = []
         self._receivers: list[Receiver] = []
         self._fail_over_at_s = 0.0
+        self._stages: Stages | None = None
         self._recovery_hooks: list[Callable[[Runtime], None]] = []
         self._depleted_hooks: list[Callable[[Runtime], None]] = []
         self._members = MemberComm(self.job)
@@ -84,9 +86,12 @@ class Runtime(Seat):
             self._await_epoch_after(self.epoch)
         first = config.attempt == 1 and self.since_epoch == 1
         self.role = Role.INITIAL if first else Role.RECOVERED
+        self._stages = None if first else Stages(self.job.board, self.job.process)
         self._injector = Injector(self.job, self.rank, self.note, self._can_inflict)
         self._is_child = False
         os.register_at_fork(after_in_child=self._disown)
+        if self._stages is not None:
+            self._stages.end(Field.REBUILT)
 
     def _await_assignment(self) -> None:
         """Become a rank; a process that is not wanted as one ends here."""

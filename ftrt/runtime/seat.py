@@ -14,6 +14,8 @@ import numpy as np
 
 from ftrt.agree.marks import Marks
 from ftrt.errors import UsageError
+from ftrt.host.board import Field
+from ftrt.host.timing import Stages
 from ftrt.ledger import state as ledger_state
 from ftrt.ledger.log import Ledger, LedgerClosed
 from ftrt.ledger.seal import consumed_so_far, durably_consumed
@@ -67,6 +69,11 @@ class Seat:
         """The epoch from which on this process acts for the rank."""
         members = self.job.record["members"]
         return next(m["since"] for m in members if m["rank"] == self.rank)
+
+    @property
+    def stages(self) -> Stages | None:
+        """The times of this process's take-over, None where it took over nothing."""
+        return self._main._stages
 
     @property
     def epoch(self) -> int:
@@ -181,6 +188,8 @@ class Seat:
         self._main._senders.append(made)
         self._bind(made)
         made.resend_missing()
+        if (stages := self.stages) is not None:
+            stages.end(Field.RESENT)
         return made
 
     def receiver(self, stream: str, source: int) -> Receiver:
@@ -219,6 +228,8 @@ class Seat:
         """All effect keys of this rank that were committed, None if there are none yet."""
         entries = self.job.record.get("states", {}).get(str(self.rank), [])
         before = ledger_state.restore(self.config.ledger, entries) if entries else {}
+        if (stages := self.stages) is not None:
+            stages.end(Field.RESTORED)
         return {**before, **self._store.values()} or None
 
     # -- used by the stream ends ---------------------------------------------------------------

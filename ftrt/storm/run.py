@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrt.errors import UsageError
+from ftrt.host.timing import decision_ms
 from ftrt.launch.outside import run_from_outside
 from ftrt.storm.check import KINDS, Ended, complaints
 from ftrt.storm.hunter import Hunter
@@ -112,7 +113,7 @@ class Storm:
         for event in ended.events:
             if event["event"] == "recovery" and "rank" in event:
                 report.recoveries += 1
-                self._times_ms.append(sum(event["phases_ms"].values()))
+                self._times_ms.append(decision_ms(event["phases_ms"]))
         times = sorted(self._times_ms)
         if times:
             pick = {"median": 0.5, "p99": 0.99, "max": 1.0}
