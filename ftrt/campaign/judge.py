@@ -78,7 +78,8 @@ class Judge:
                     judged.complaints.append(f"trial {trial.number} left no record")
                 break
             line = self._line(position, trial, told[position])
-            judged.lines.append(line)
+            if trial.counts:
+                judged.lines.append(line)
             judged.complaints += self._about(position, line)
         judged.complaints += self._whole_result()
         return judged
@@ -194,7 +195,7 @@ class Judge:
                 f"{wrong[0]}: {self._ledger[wrong[0]]} events in the ledger, "
                 f"{self._account.commits[wrong[0]]} effects in the trace"
             )
-        if line["control"]:
+        if line["control"] and self._batch.trials[position - 1].counts:
             bad = {key: line[key] for key in (*COUNTERS, "trips") if line[key]}
             if bad:
                 found.append(f"{name}: nothing was injected, and yet {bad}")

@@ -34,6 +34,8 @@ class Trial:
         Where in the stream the fault strikes, as a part of it.
     pause_ms : int
         How long a pause, or an impaired link, lasts.
+    counts : bool
+        False of a job's very first run, which nothing is taken from.
     """
 
     number: int
@@ -41,6 +43,12 @@ class Trial:
     seed: int
     when: float
     pause_ms: int
+    counts: bool = True
+
+
+def warm_up(seed: int, cell: Cell) -> Trial:
+    """The first run of a job: several times as long as any other, all it touches is new."""
+    return replace(plan_trial(seed, cell, 0, control=True), counts=False)
 
 
 def plan_trial(seed: int, cell: Cell, number: int, control: bool = False) -> Trial:
@@ -68,7 +76,7 @@ class Batch:
     ----------
     cell : Cell
     trials : tuple of Trial
-        Begins with controls: the first run of a job is slow, pages and connections are new.
+        Begins with one that does not count, then controls.
     messages : int
         Of each trial.
     interval_us : int

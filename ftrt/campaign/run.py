@@ -16,7 +16,7 @@ from ftrt.campaign import places
 from ftrt.campaign.batch import run_batch
 from ftrt.campaign.cells import CONTROLS, Cell
 from ftrt.campaign.judge import Judged
-from ftrt.campaign.plan import Batch, Trial, interval_of, messages_of, plan_trial
+from ftrt.campaign.plan import Batch, Trial, interval_of, messages_of, plan_trial, warm_up
 from ftrt.campaign.pool import CORES, Enough, Pool, jobs_at_once
 from ftrt.campaign.store import Store, setting_of
 from ftrt.campaign.tally import tally
@@ -24,11 +24,12 @@ from ftrt.errors import UsageError
 
 #: Trials of a batch. A kill needs a process in reserve, and each of them is started with the job.
 _AT_ONCE = {"kill": 20, "abort": 70, "pause": 35, "link": 35}
-#: Each kill between GPUs takes two processes with a context on a GPU.
-_AT_ONCE_GPU = 5
+#: Between GPUs each kill takes two processes with a context on a GPU, and a lent host is given back
+#: soon: batches are small, so that each cell has some.
+_AT_ONCE_GPU = {"kill": 5, "abort": 20, "pause": 12, "link": 12}
 #: Jobs side by side that use one GPU.
 _JOBS_GPU = 4
-#: Controls that each batch begins with.
+#: Controls of each batch, ahead of its faults.
 _LEADING = 4
 
 
@@ -97,7 +98,7 @@ class Campaign:
     @property
     def left(self) -> int:
         """Trials still to run, controls included."""
-        return sum(len(batch.trials) for _, batch in self._batches())
+        return sum(trial.counts for _, batch in self._batches() for trial in batch.trials)
 
     def run(self, said: Callable[[Cell, int], None] = lambda cell, count: None) -> dict[str, Any]:
         """Run what is missing; the summary, which is written in any case.
@@ -125,7 +126,11 @@ class Campaign:
     def _one(self, index: int, batch: Batch, said: Callable[[Cell, int], None]) -> None:
         place = self._places[index]
         cell = batch.cell
-        judged = run_batch(batch, place, lambda position: said(cell, 1), enough=self._enough)
+
+        def over(position: int) -> None:
+            said(cell, int(batch.trials[position - 1].counts))
+
+        judged = run_batch(batch, place, over, enough=self._enough)
         with self._lock:
             self.complaints += judged.complaints
             if self.complaints:
@@ -166,9 +171,7 @@ class Campaign:
         cell, seed = self.cells[index], self.options.seed
         done, controls = self.store.done(index, False), self.store.done(index, True)
         todo = [k for k in range(self._wanted(cell)) if k not in done]
-        size = (
-            _AT_ONCE_GPU if (cell.plane, cell.fault) == ("nccl", "kill") else _AT_ONCE[cell.fault]
-        )
+        size = (_AT_ONCE_GPU if cell.plane == "nccl" else _AT_ONCE)[cell.fault]
         parts = [todo[i : i + size] for i in range(0, len(todo), size)]
         missing = self.options.controls - len(controls)
         next_control = max(controls, default=-1) + 1
@@ -179,7 +182,8 @@ class Campaign:
             missing -= count
             numbers = range(next_control, next_control + count)
             next_control += count
-            trials = [plan_trial(seed, cell, k, control=True) for k in numbers]
+            trials = [warm_up(seed, cell)]
+            trials += [plan_trial(seed, cell, k, control=True) for k in numbers]
             trials += [plan_trial(seed, cell, k) for k in part]
             yield self._batch(cell, tuple(trials))
 
@@ -216,7 +220,8 @@ def replay(options: Options, number: int, echo: Callable[[str], object]) -> Judg
     place = places.place_of(cell)
     if place.reason:
         raise UsageError(f"{cell.name} cannot run here: {place.reason}")
-    trials = [plan_trial(options.seed, cell, k, control=True) for k in range(_LEADING)]
+    trials = [warm_up(options.seed, cell)]
+    trials += [plan_trial(options.seed, cell, k, control=True) for k in range(_LEADING)]
     trials.append(plan_trial(options.seed, cell, number))
     messages = messages_of(cell, options.messages)
     interval = interval_of(cell, options.interval_us)

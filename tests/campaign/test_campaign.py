@@ -19,8 +19,9 @@ from ftrt.campaign.judge import Judge
 from ftrt.campaign.links import reason_without_links
 from ftrt.campaign.page import At, Page
 from ftrt.campaign.places import Place
-from ftrt.campaign.plan import Batch, plan_trial
+from ftrt.campaign.plan import Batch, plan_trial, warm_up
 from ftrt.campaign.results import page
+from ftrt.campaign.run import Campaign, Options
 from ftrt.campaign.store import Store, setting_of
 from ftrt.campaign.tally import tally
 from ftrt.cli import main
@@ -189,7 +190,7 @@ class Told(Judge):
     """A judge whose ledger says what a test wants."""
 
     def _ledger_counts(self):
-        counts = np.zeros(self._batch.messages + 1, np.int64)
+        counts = np.zeros(self._batch.messages * len(self._batch.trials) + 1, np.int64)
         counts[1:] = 1
         return counts
 
@@ -325,3 +326,41 @@ def test_a_cell_that_cannot_run_is_listed_with_the_reason(tmp_path, monkeypatch)
     assert ended.exit_code == 0 and summary["cells"] == []
     assert {entry["reason"] for entry in summary["not_run"]} == {"there is no such machine"}
     assert len(summary["not_run"]) == 48
+
+
+# -- a job's very first run ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trips", [[], ["stall"]])
+def test_the_first_run_of_a_job_is_no_control(tmp_path, trips):
+    """It may be so slow that its sender gives up; but what it lost would be lost."""
+    batch = Batch(CELL, (warm_up(0, CELL), plan_trial(0, CELL, 0, control=True)), 16, 0)
+    writer = trace.Trace(tmp_path / "trace", 1)
+    for seq in range(1, 33):
+        writer.begun(seq)
+        writer.committed(seq)
+    now = time.monotonic_ns()
+    trip = {"t_ns": now, "cause": "stall", "open": [], "upto": 16, "end_ns": now, "phases_ms": {}}
+    note = {"start_ns": 0, "end_ns": now, "wire_bytes": 0}
+    notes = [
+        {**note, "position": 1, "trips": [trip for _ in trips]},
+        {**note, "position": 2, "trips": []},
+    ]
+    (tmp_path / "sender-1.jsonl").write_text("".join(json.dumps(n) + "\n" for n in notes))
+    judged = Told(batch, tmp_path, {}, 0, Outcome(0, "", {"audit": {"ok": True}})).judge()
+    assert judged.complaints == [] and len(judged.lines) == 1
+    assert judged.lines[0]["control"] and judged.lines[0]["trips"] == 0
+    told = Told(batch, tmp_path, {}, 0, Outcome(0, "", {"audit": {"ok": True}}))
+    told._ledger[3] = 0
+    assert "disagree" in told.judge().complaints[0]
+
+
+def test_each_job_of_a_campaign_begins_with_a_run_that_does_not_count(tmp_path):
+    campaign = Campaign.open(Options([CELL], trials=50, out=tmp_path / "out", controls=8))
+    batches = [batch for _, batch in campaign._batches()]
+    assert len(batches) == 3
+    for batch in batches:
+        assert [trial.counts for trial in batch.trials].count(False) == 1
+        assert not batch.trials[0].counts and batch.trials[1].control
+    assert campaign.left == 50 + 12
+    campaign.store.close()
