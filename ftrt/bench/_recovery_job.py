@@ -1,4 +1,8 @@
-"""The job that ``ftrt bench recovery`` kills: a stream with 1 KiB of state at the receiver."""
+"""The job that ``ftrt bench recovery`` kills: a stream, and a receiver with state.
+
+``_recovery_job.py STOP STATE_BYTES BURDEN`` streams until the file STOP exists. Messages wait at
+the receiver, whose work takes longer than the sender's.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +13,42 @@ from pathlib import Path
 import numpy as np
 
 import ftrt
+from ftrt.bench._burden import burden
+
+_SMALL = 128
+_WINDOW, _SLOT_BYTES = 1024, 256
+#: Slow enough that a window lasts for longer than any burden keeps the sender.
+_WORK_S = 0.001
 
 
 def _payload(seq: int) -> np.ndarray:
     return np.full(8, seq, np.uint64)
 
 
-def main(stop: Path, state_bytes: int) -> None:
-    """Stream until the file ``stop`` exists."""
+def main(stop: Path, state_bytes: int, name: str) -> None:
+    """One rank: 0 sends, 1 receives."""
     with ftrt.init() as rt:
         if rt.rank == 0:
+            burden(name)
 
             def replay(seq: int):
                 return rt.to_plane(_payload(seq))
 
-            with rt.sender("load", to=1, replay=replay) as out:
+            sizes = {"window": _WINDOW, "slot_bytes": _SLOT_BYTES}
+            with rt.sender("load", to=1, replay=replay, **sizes) as out:
                 while not stop.exists():
                     out.send(replay(out.next_seq))
-                    time.sleep(0.0005)
         else:
-            state = (rt.restore() or {"state": np.zeros(state_bytes // 8)})["state"].copy()
+            before = rt.restore() or {"sum": np.zeros(_SMALL, np.uint64)}
+            total = before["sum"].copy()
             for message in rt.receiver("load", source=0):
                 with message.consume() as effect:
-                    state[0] += message.seq
-                    effect["state"] = state
+                    total[0] += np.uint64(message.seq)
+                    effect["sum"] = total
+                    if "state" not in before and state_bytes > total.nbytes:
+                        before["state"] = effect["state"] = np.ones(state_bytes // 8)
+                time.sleep(_WORK_S)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

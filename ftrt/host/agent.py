@@ -236,9 +236,9 @@ class Agent:
         how = self.health.detection(process, by)
         detected = {"rank": rank, "process": process, "by": by, **how}
         self.times.begin(death_ns(self.board, process), **detected)
+        self.events.write_later("died", **detected, epoch=self.core.epoch.counter)
         self.watch.stand_back(process)
         self._rouse_spare(rank)
-        self.events.write_later("died", **detected, epoch=self.core.epoch.counter)
         self.handle(ev.ProcessDied(process, by))
 
     def _ranks_of(self, process: int) -> tuple[int, ...]:
