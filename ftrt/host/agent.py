@@ -143,7 +143,7 @@ class Agent:
         deadline = time.monotonic() + self.config.init_timeout_s
         waiting = set(self.config.own)
         while waiting:
-            waiting = {p for p in waiting if self.board.get(p, Field.PHASE) < Phase.READY}
+            waiting = {p for p in waiting if not self._has_come(p)}
             self._beat()
             self._check_launcher()
             if time.monotonic() > deadline:
@@ -152,6 +152,11 @@ class Agent:
                     f"{self.config.init_timeout_s:g} s; FTRT_INIT_TIMEOUT_S raises the limit"
                 )
             time.sleep(0.002)
+
+    def _has_come(self, process: int) -> bool:
+        """Whether a process is ready, or has died on the way: then its rank is another's soon."""
+        phase = self.board.get(process, Field.PHASE)
+        return phase >= Phase.READY or (phase == Phase.STARTING and not self.board.lives(process))
 
     def _first_epoch(self, members: Membership) -> None:
         epoch = EpochId(self.config.job, self.config.attempt, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import select
@@ -25,6 +26,7 @@ _SYS_SCHED_SETATTR = 314 if _X86 else 274
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
 _PR_SET_PDEATHSIG = 1
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040_FF0B, 1 << 3
 _DAEMONS = ("mpirun", "prterun", "prted", "orted", "hydra_pmi_proxy")
 
 #: Bytes reserved for one ``pthread_mutex_t`` (40 on x86-64, 48 on ARM64).
@@ -156,6 +158,20 @@ def process_ended(descriptor: int) -> bool:
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(0))
+
+
+def wait_status(descriptor: int) -> int | None:
+    """How the process behind a pidfd ended, as ``waitpid`` tells its parent.
+
+    None while it runs, and on kernels before Linux 6.15, which tell the parent alone.
+    """
+    asked = bytearray(struct.pack("Q56x", _PIDFD_INFO_EXIT))
+    try:
+        fcntl.ioctl(descriptor, _PIDFD_GET_INFO, asked)
+    except OSError:
+        return None
+    told, status = struct.unpack("Q52xi", asked)
+    return status if told & _PIDFD_INFO_EXIT else None
 
 
 def process_start_ticks(pid: int) -> int:

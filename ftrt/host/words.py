@@ -65,6 +65,7 @@ class Word(enum.IntEnum):
     SHRINK = 9  # rounds in which MPI's world was shrunk (32 bits), the epoch of the last (32)
     SPARES = 10  # spares that live and have no rank
     REVOKED = 11  # the epoch that a rank asked to end, though nobody died
+    COMM = 12  # the last epoch whose communicator is made (32 bits), the last that this is known of
 
 
 class Field(enum.IntEnum):
@@ -85,6 +86,7 @@ class Field(enum.IntEnum):
     OWNER = 12  # thread that holds the mutex while the process lives, 0 before it does
     HEIR = 13  # an Heir
     IDLE = 14  # 1 while it has nothing to do but to be a possible heir
+    COMM = 15  # the epoch whose communicator it has asked for
     MUTEX = 16  # and 24: MUTEXES of eight words each
     STRUCK = 32  # when it was ordered to end (monotonic ns), 0 where nobody did that
     # When the phases of its take-over ended (monotonic ns), 0 where it took over nothing.

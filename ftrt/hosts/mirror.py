@@ -17,6 +17,8 @@ from ftrt.runtime.config import Config
 
 #: Stands for the thread that holds the mutex of a process on another host.
 _SOMEBODY = 1
+#: What is told of each process.
+_TOLD = (Field.COMM, Field.PID, Field.PHASE)
 
 
 class Mirror:
@@ -59,7 +61,7 @@ class Mirror:
             "over": over,
             "why": reason,
             "ready": self.ready,
-            "p": [[p, board.get(p, Field.PHASE), board.get(p, Field.PID)] for p in own],
+            "p": [[p, *(board.get(p, f) for f in _TOLD)] for p in own],
             "d": [process for process in own if process in dead],
             "m": [
                 [r, int(words[MESSAGES + r]), int(words[DONE + r]), int(words[TOTAL + r])]
@@ -84,9 +86,9 @@ class Mirror:
         if message["over"]:
             self.over_hosts.add(host)
         gone = set(message["d"])
-        for process, phase, pid in message["p"]:
-            board.put(process, Field.PID, pid)
-            board.put(process, Field.PHASE, phase)
+        for process, *values in message["p"]:
+            for field, value in zip(_TOLD, values, strict=True):
+                board.put(process, field, value)
             if process in gone:
                 self.show_dead(process)
             elif not board.get(process, Field.OWNER):

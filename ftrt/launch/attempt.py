@@ -41,6 +41,8 @@ _CLOSES_WITHIN_S = 2.0
 
 _MPIRUN_ENDS_S = 1.0
 _POLL_S = 0.05
+#: While mpirun starts them: a process that ends at once is seen, so that it is known how it ended.
+_FIRST_POLL_S = 0.01
 _PR_SET_PDEATHSIG = 1
 
 
@@ -181,7 +183,12 @@ class Attempt:
 
     def _follow(self, process: subprocess.Popen[str], stop: Stop) -> Verdict:
         """Return once the attempt is decided, told to stop, or without an mpirun."""
-        children = Children(process.pid, self._config.own)
+        with contextlib.closing(Children(process.pid, self._config.own)) as children:
+            return self._until_decided(process, stop, children)
+
+    def _until_decided(
+        self, process: subprocess.Popen[str], stop: Stop, children: Children
+    ) -> Verdict:
         while True:
             ended = process.poll() is not None
             self._show_events()
@@ -200,7 +207,7 @@ class Attempt:
                 verdict = self._judge_start(children)
             if verdict.kind != "running":
                 return verdict
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S if children.all_seen else _FIRST_POLL_S)
 
     def _close_ledgers(self) -> None:
         """Have the agent end the attempt, so that nothing is committed any more."""
@@ -221,7 +228,7 @@ class Attempt:
         """A process that is gone before the job runs will never join it, nor without an agent."""
         if reason := failure_before_the_board(self._agent, self._config):
             return Verdict("failed", reason)
-        lost = children.missing()
+        lost = [p for p in children.missing() if not self._gauge.knows(p)]
         now = time.monotonic()
         if not lost:
             self._lost_since = None
@@ -229,12 +236,9 @@ class Attempt:
         self._lost_since = self._lost_since or now
         if now - self._lost_since < _MPIRUN_ENDS_S:
             return Verdict("running")  # mpirun may be about to tell it better
-        return Verdict(
-            "error",
-            f"process {lost[0]} ended without ftrt.init(), and the others wait for it: every "
-            "process calls it, and the spares among them wait inside (if it was killed from "
-            "outside: start again)",
-        )
+        verdict = children.verdict(lost[0])
+        self._gave_up = verdict.reason if verdict.kind == "failed" else ""
+        return verdict
 
     def _final(self, decided: Verdict, status: int | None) -> Verdict:
         """The verdict once everything is recorded and nobody is left."""
@@ -288,9 +292,10 @@ class Attempt:
     def _left_because(self) -> str:
         """What a rank said that the agent saw die, empty if all died without a word."""
         mine = [e for e in self._events.seen if e.get("attempt") == self._number]
-        died = {event.get("rank") for event in mine if event.get("event") == "died"}
-        for rank, record in sorted(self.records.items()):
-            if rank in died and record.get("status") == "failed" and record.get("reason"):
+        died = [event.get("rank") for event in mine if event.get("event") == "died"]
+        for rank in reversed(died):  # the record of an earlier one may be its successor's
+            record = self.records.get(-1 if rank is None else rank, {})
+            if record.get("status") == "failed" and record.get("reason"):
                 return f"rank {rank}: {str(record['reason']).removeprefix(f'rank {rank}: ')}"
         return ""
 

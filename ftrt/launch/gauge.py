@@ -21,6 +21,7 @@ from ftrt.host.words import (
     TOTAL,
     VERSION,
     Field,
+    Phase,
     Status,
     Word,
 )
@@ -78,6 +79,11 @@ class Gauge:
     def running(self) -> bool:
         """True once the first epoch of the attempt is in force, and for ever after."""
         return self._open() and self._word(Word.STATUS) != Status.STARTING
+
+    def knows(self, process: int) -> bool:
+        """Whether a process has said on the board who it is: then the agent sees its death."""
+        at = HEADER_WORDS + process * ENTRY_WORDS + Field.PHASE
+        return self._open() and self._word(at) != Phase.ABSENT
 
     @property
     def agent_beat(self) -> int:

@@ -60,6 +60,7 @@ class Job:
         self.board: Board = wait_for_board(
             self.directory / "board", config.init_timeout_s, lambda: _look_for(agent, config)
         )
+        self._announce()
         self.survivors = Survivors(self.world, self.board)
         self.processes: dict[int, int] = {}
         self.inherited: dict[int, int] = {}
@@ -114,11 +115,17 @@ class Job:
         if self.config.plane == "nccl":
             self.plane.close()
 
-    def _register(self) -> None:
+    def _announce(self) -> None:
+        """Say who this process is: if it dies from here on, the agent hears of it."""
         board, me = self.board, self.process
         board.own(me)
         board.put(me, Field.PID, os.getpid())
         board.put(me, Field.START_TICKS, libc.process_start_ticks(os.getpid()))
+        board.put(me, Field.PHASE, Phase.STARTING)
+
+    def _register(self) -> None:
+        """Be ready for a rank."""
+        board, me = self.board, self.process
         self._heart = Heartbeat(board.words, board.index(me, Field.BEAT))
         board.put(me, Field.PHASE, Phase.READY)
 

@@ -3,6 +3,9 @@
 After a death MPI makes a communicator only from one without dead members. ``MPI_Comm_shrink`` of
 the world gives that, and takes all living processes, idle spares too. They go through it in
 *rounds*, which the board counts, so that the calls of all match, whoever missed an epoch.
+
+Nobody begins to make a communicator before all members have asked for it: a call of MPI that some
+of them never join cannot be ended, and Open MPI crashes in it once one of them dies.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ftrt import atomics
-from ftrt.errors import FtrtError, PeerFailed
-from ftrt.host.board import Board, Status, Word
+from ftrt.errors import DeadlineExceeded, FtrtError, PeerFailed
+from ftrt.host.board import Board, Field, Status, Word
 from ftrt.ledger.record import read_record
 from ftrt.mpi import World
 
@@ -74,6 +77,7 @@ class MemberComm:
     def __init__(self, job: Any):
         self._job = job
         self._made: tuple[int, Any] | None = None
+        self._derived: list[Any] = []
 
     def get(self) -> Any:
         """That of the epoch that the job is in; collective over its members at first use.
@@ -88,10 +92,64 @@ class MemberComm:
         job = self._job
         if self._made is None or self._made[0] != job.epoch:
             order = [job.processes[rank] for rank in sorted(job.own_ranks)]
+            self._ask(job.epoch, order)
             comm = self._make(job.epoch, order)
-            self._made = job.epoch, comm
-            self._in_thread(functools.partial(self._guard, job.epoch, comm))
+            self._made, self._derived = (job.epoch, comm), []
+            self._in_thread(functools.partial(self._guard, job.epoch, comm, self._derived))
         return self._made[1]
+
+    def guarded(self, comm: Any) -> Any:
+        """Have ``comm`` revoked with that of the epoch; collective over the members."""
+        self.get().Barrier()  # whoever comes out knows that all members have it
+        self._derived.append(comm)
+        return comm
+
+    def _ask(self, epoch: int, members: list[int]) -> None:
+        """Return once all members have asked for it, and so are going to make it."""
+        job = self._job
+        job.board.put(job.process, Field.COMM, epoch)
+        job.board.ring_all()
+        what = f"the communicator of epoch {epoch} (all ranks have to call rt.comm)"
+        try:
+            job.wait(lambda: self._decision(epoch, members) is not None, what, _MADE_WITHIN_S)
+        except DeadlineExceeded:
+            if not self._decision(epoch, members, give_up=True):
+                raise
+        if self._decision(epoch, members):
+            return
+        if not job.moved_on:
+            raise DeadlineExceeded(
+                f"rank {job.rank}: {what} was given up, because not all had asked for it within "
+                f"{_MADE_WITHIN_S:g} s; nothing is lost, rt.revoke() begins an epoch that may have "
+                "one"
+            )
+        raise self._too_late(epoch)
+
+    def _decision(self, epoch: int, members: list[int], give_up: bool = False) -> bool | None:
+        """Whether the communicator of an epoch is made; None until that is known.
+
+        The same for all members, whatever each of them saw first: that all had asked for it, or
+        that the epoch was over. Among several hosts no word is shared, and each goes by what it
+        saw itself.
+        """
+        job, words, at = self._job, self._job.board.words, int(Word.COMM)
+        while True:
+            word = int(atomics.load(words, at))
+            made, known = word >> _EPOCH_BITS, word & _EPOCH_MASK
+            if known >= epoch:
+                return made == epoch
+            if all(job.board.get(process, Field.COMM) == epoch for process in members):
+                made = epoch
+            elif not (give_up or job.moved_on):
+                return None
+            if int(atomics.swap_if(words, at, word, made << _EPOCH_BITS | epoch)) == word:
+                job.board.ring_all()
+
+    def _too_late(self, epoch: int, why: str = "") -> PeerFailed:
+        return PeerFailed(
+            f"rank {self._job.rank}: epoch {epoch} ended while its communicator was made{why}: "
+            "call rt.comm again"
+        )
 
     def _make(self, epoch: int, order: list[int]) -> Any:
         """Make it in a thread: no call of MPI ends by itself if somebody dies in it."""
@@ -109,14 +167,10 @@ class MemberComm:
             job.board.ring_bell(job.process)
 
         self._in_thread(work)
-        what = f"the communicator of epoch {epoch} (all ranks have to call rt.comm)"
+        what = f"the communicator of epoch {epoch}, which all ranks have asked for,"
         job.wait(lambda: found or job.moved_on, what, _MADE_WITHIN_S)
         if not found or isinstance(found[0], Exception):
-            why = f" ({found[0]})" if found else ""
-            raise PeerFailed(
-                f"rank {job.rank}: epoch {epoch} ended while its communicator was made{why}: "
-                "call rt.comm again"
-            )
+            raise self._too_late(epoch, f" ({found[0]})" if found else "")
         return found[0]
 
     def _somebody_died(self) -> bool:
@@ -126,10 +180,10 @@ class MemberComm:
             return False
         return read_record(config.ledger, record["parent"])["attempt"] == config.attempt
 
-    def _guard(self, epoch: int, comm: Any) -> None:
+    def _guard(self, epoch: int, comm: Any, derived: list[Any]) -> None:
         """Revoke it once its epoch is over or the attempt has failed: all calls on it end then.
 
-        By now all members have it, so that it may be revoked.
+        By now all members have it, so that it may be revoked; with it those derived from it.
         """
         job = self._job
         with contextlib.suppress(FtrtError):
@@ -137,7 +191,8 @@ class MemberComm:
                 job.check()
                 time.sleep(_LOOK_EVERY_S)
         if job.board.status is not Status.ENDED:
-            job.world.revoke(comm)
+            for one in (comm, *derived):
+                job.world.revoke(one)
 
     @staticmethod
     def _in_thread(work: Callable[[], None]) -> None:

@@ -150,6 +150,22 @@ class Runtime(Seat):
             self.advance()
         return self._members.get()
 
+    def guarded(self, comm: Any) -> Any:
+        """Have a communicator that was derived from :attr:`comm` end with it; returns it.
+
+        MPI tells of a death only those who talk to the dead: on a communicator of yours the others
+        would wait for ever. Collective over the members of :attr:`comm`, in the epoch that it was
+        made in: ``pairs = rt.guarded(rt.comm.Split(rt.rank // 2))``.
+
+        Raises
+        ------
+        mpi4py.MPI.Exception
+            The epoch ended meanwhile: make it anew from the next :attr:`comm`.
+        PeerFailed, DeadlineExceeded
+            As :attr:`comm` does.
+        """
+        return self._members.guarded(comm)
+
     @contextlib.contextmanager
     def phase(self, name: str, limit_s: float) -> Iterator[None]:
         """Declare work that makes no call into ftrt for long, such as a compilation.
