@@ -8,10 +8,14 @@ is waited for without a deadline, and no error class is trusted.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import sys
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -85,7 +89,7 @@ class World:
         comm = parent.Create_group(self.comm.Get_group().Incl(processes), tag=epoch % _TAGS)
         comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         comm.Barrier()
-        return comm
+        return _watched_class(self._mpi)(comm)
 
     def shrink(self):
         """Communicator of the living processes; collective over all of them."""
@@ -97,6 +101,49 @@ class World:
         """End all calls on ``comm``, at all of its members; each of them must have it by now."""
         with contextlib.suppress(self._mpi.Exception, NotImplementedError):  # an MPI without ULFM
             comm.Revoke()
+
+
+#: Calls under way on communicators of the application: thread to communicator, name, beginning.
+_calls: dict[int, tuple[Any, str, float]] = {}
+
+
+@functools.cache
+def _watched_class(mpi: Any) -> Any:
+    """A communicator of which it is known what call each thread is in; so are those made from it.
+
+    Open MPI 5.0 revokes a communicator and may yet leave a large message under way for ever, with
+    a peer that has left the call: whoever waits for it cannot be helped, only be found.
+    """
+
+    def watched(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def method(self: Any, *args: Any, **named: Any) -> Any:
+            thread = threading.get_ident()
+            _calls[thread] = self, name, time.monotonic()
+            try:
+                return call(self, *args, **named)
+            finally:
+                _calls.pop(thread, None)
+
+        return method
+
+    quick = ("_", "Get_", "Set_", "Is_", "Create_errhandler", "Create_keyval", "Free", "Revoke")
+    calls = {
+        name: watched(name, getattr(mpi.Intracomm, name))
+        for name in dir(mpi.Intracomm)
+        if not name.startswith(quick)
+        and inspect.isroutine(inspect.getattr_static(mpi.Intracomm, name))
+        and not isinstance(inspect.getattr_static(mpi.Intracomm, name), (classmethod, staticmethod))
+    }
+    return type("Intracomm", (mpi.Intracomm,), calls)
+
+
+def call_under_way(comms: Iterable[Any], since_s: float) -> str:
+    """Name of a call on one of ``comms`` that began before ``since_s`` and has not ended yet."""
+    for comm, name, began_s in list(_calls.values()):
+        if began_s < since_s and any(comm is one for one in comms):
+            return name
+    return ""
 
 
 class Wire:

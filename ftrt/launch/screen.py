@@ -37,6 +37,7 @@ _WORDS = {
     "aborted": "aborted",
     "depleted": "spares",
     "shrunk": "shrunk",
+    "stuck": "stuck",
 }
 
 

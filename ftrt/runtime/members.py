@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ftrt import atomics
+from ftrt import atomics, mpi
 from ftrt.errors import DeadlineExceeded, FtrtError, PeerFailed
 from ftrt.host.board import Board, Field, Status, Word
 from ftrt.ledger.record import read_record
 from ftrt.mpi import World
+from ftrt.runtime.events import EventLog
 
 _MADE_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.005
@@ -193,6 +196,22 @@ class MemberComm:
         if job.board.status is not Status.ENDED:
             for one in (comm, *derived):
                 job.world.revoke(one)
+            self._end_if_stuck(epoch, [comm, *derived])
+
+    def _end_if_stuck(self, epoch: int, comms: list[Any]) -> None:
+        """Die if a call on a revoked communicator does not return: a spare can take over then."""
+        limit_s, since_s, waited_s = self._job.config.evict_timeout_s, time.monotonic(), 0.0
+        while name := mpi.call_under_way(comms, since_s):
+            if waited_s > limit_s:
+                EventLog(self._job.config.ledger / "run", self._job.config.attempt).write(
+                    "stuck",
+                    rank=self._job.rank,
+                    reason=f"{name} on the communicator of epoch {epoch} has not returned for "
+                    f"{limit_s:g} s after it was revoked: its process ends; nothing is lost",
+                )
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(_LOOK_EVERY_S)
+            waited_s += _LOOK_EVERY_S  # not by the clock: all of us may have been stopped
 
     @staticmethod
     def _in_thread(work: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 import ftrt
 from ftrt.errors import PeerFailed
+from ftrt.host.words import Word
 
 VICTIM = 3
 
@@ -141,16 +142,31 @@ def death_while_all_are_in_a_collective(rt) -> str:
     from mpi4py import MPI
 
     mine, total = np.ones(1 << 20), np.empty(1 << 20)
-    comm = rt.comm
-    comm.Barrier()
-    if rt.rank == VICTIM:
-        die_in(0.05)
     try:
+        comm = rt.comm
+        comm.Barrier()
+        if rt.rank == VICTIM:
+            die_in(0.05)
         while True:
             comm.Allreduce(mine, total)
             assert total[0] == total[-1] == rt.size
-    except MPI.Exception:
+    except (MPI.Exception, PeerFailed):
         return "raised"
+
+
+def a_collective_that_does_not_end(rt) -> str:
+    """The epoch ends, and one rank is inside a call on its communicator that never returns."""
+    from mpi4py import MPI
+
+    comm = rt.comm
+    if rt.rank == 1:
+        threading.Timer(0.3, rt.job.board.set_header, (Word.REVOKED, rt.epoch)).start()
+    try:
+        comm.reduce(1, lambda mine, theirs: time.sleep(0 if rt.rank else 100))
+        comm.Barrier()
+    except (MPI.Exception, PeerFailed):
+        return "raised"
+    return "returned"
 
 
 SITUATIONS = [
@@ -161,6 +177,7 @@ SITUATIONS = [
     death_in_another_communicator,
     death_in_a_guarded_communicator,
     death_while_all_are_in_a_collective,
+    a_collective_that_does_not_end,
 ]
 
 
