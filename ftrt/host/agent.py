@@ -197,7 +197,7 @@ class Agent:
             poller.poll(_TICK_MS)
             self._check_launcher()
             for process in self.watch.deaths():
-                self.died(process, "mutex")
+                self.died(process, self.watch.how(process))
             self._beat()
             self._see_finished()
             for process, by in self.health.overdue():

@@ -105,7 +105,25 @@ class Board:
         return self.address + 8 * at + libc.MUTEX_BYTES * number
 
     def own(self, process: int) -> None:
-        """Take the mutexes of ``process`` for as long as this thread lives; say who has them."""
+        """Take the mutexes of ``process`` for as long as this process lives; say who has them.
+
+        The kernel gives them back when the thread ends that holds them. One that the application
+        started may end long before its process: then another holds them, which never does.
+        """
+        if threading.current_thread() is threading.main_thread():
+            self._hold(process)
+            return
+        held = threading.Event()
+
+        def hold() -> None:
+            self._hold(process)
+            held.set()
+            threading.Event().wait()
+
+        threading.Thread(target=hold, name="ftrt-lives", daemon=True).start()
+        held.wait()
+
+    def _hold(self, process: int) -> None:
         for number in range(MUTEXES):
             libc.lock_mutex(self.mutex_address(process, number))
         self.put(process, Field.OWNER, threading.get_native_id())

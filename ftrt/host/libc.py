@@ -26,6 +26,7 @@ _SYS_SCHED_SETATTR = 314 if _X86 else 274
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _EVERYONE = 2**31 - 1
 _PR_SET_PDEATHSIG = 1
+_PF_EXITING = 0x4
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040_FF0B, 1 << 3
 _DAEMONS = ("mpirun", "prterun", "prted", "orted", "hydra_pmi_proxy")
 
@@ -172,6 +173,16 @@ def wait_status(descriptor: int) -> int | None:
         return None
     told, status = struct.unpack("Q52xi", asked)
     return status if told & _PIDFD_INFO_EXIT else None
+
+
+def is_leaving(pid: int) -> bool:
+    """Whether a process has begun to exit, or is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
+    except (OSError, IndexError, ValueError):
+        return True
 
 
 def process_start_ticks(pid: int) -> int:

@@ -1,8 +1,8 @@
 """Who of this host's processes is alive: two threads per process wait on its robust mutexes.
 
 The kernel releases a robust mutex at the start of the owner's exit, long before the process is
-gone (0.2-0.8 ms after SIGKILL, see the evidence in ``docs/``), but also when only the owning
-thread ends. Either way the process is of no use any more: whoever hears of it ends it for good.
+gone (0.2-0.8 ms after SIGKILL, see the evidence in ``docs/``), but also when the process calls
+exec. Either way it is of no use any more: whoever hears of it ends it for good.
 
 Two, because the kernel wakes a thread on the core on which it waits or on that of its waker, the
 dying process, which then frees its memory for milliseconds without leaving the core to anybody. So
@@ -23,6 +23,8 @@ from ftrt.host import libc
 from ftrt.host.board import Board, Field
 from ftrt.host.words import MUTEXES
 
+#: A process whose mutex was released and that has not begun to exit by then goes on as another.
+_CONFIRMED_WITHIN_S = 0.005
 #: So long a watcher stays asleep before it ends: what it woke needs its core.
 _MAKES_WAY_S = 0.05
 
@@ -86,6 +88,21 @@ class Watch:
         while self._deaths:
             found.append(self._deaths.popleft())
         return found
+
+    def how(self, process: int) -> str:
+        """How a process went whose mutex was released: the kernel releases it at exec, too.
+
+        One that has called exec lives, and is no rank any more: its maps are gone.
+        """
+        descriptor, end_s = self._pidfds.get(process), time.monotonic() + _CONFIRMED_WITHIN_S
+        pid = self._board.get(process, Field.PID)
+        while descriptor is not None and not libc.is_leaving(pid):
+            if libc.process_ended(descriptor):
+                break
+            if time.monotonic() > end_s:
+                return "exec"
+            time.sleep(0.0002)
+        return "mutex"
 
     def send(self, process: int, number: int) -> None:
         """Send a signal to exactly the registered process, never to a re-used process id."""
