@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 _NAMED = re.compile(r"`(?:tests/)?([a-z_0-9/]+\.py::\w+(?:\[[^`]*\])?)`")
 
 #: Page, and the heading under which its tables name tests in their last column.
-PAGES = [("ARCHITECTURE.md", "## Who dies, and what becomes of the job")]
+PAGES = [
+    ("ARCHITECTURE.md", "## Who dies, and what becomes of the job"),
+    ("docs/recovery.md", "## Situations that are known to break ULFM"),
+]
 
 
 def section(page: str, heading: str) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from runtime_job import run_job
+from runtime_job import ROOT, STREAM, run_job
+
+from ftrt.oracle import check_effects
 
 PROGRAM = """
 import os, signal, sys
@@ -60,6 +62,58 @@ def test_without_a_restart_the_reason_is_told(tmp_path):
     assert ended.status == 3, ended.output
     assert "agent" in ended.output and "--resume" in ended.output
     assert time.monotonic() - start < 12
+
+
+POINTS = ["seal.segment", "seal.closed", "record.written", "record.linked", "told", "published"]
+#: Loaded by every Python process; makes the agent of attempt A die at the A-th point of a recovery.
+DIES_AT = f"""
+import os, signal, sys
+
+def mortal():
+    from ftrt.host import board, evidence
+    from ftrt.ledger import steps
+
+    attempt, calls = int(os.environ["FTRT_ATTEMPT"]), []
+    point = dict(enumerate({POINTS}, 1)).get(attempt)
+    close, set_header = evidence.Ledgers.close, board.Board.set_header
+
+    def reach(name):
+        if name == point and len(calls) == 1 + (attempt > 1):  # a restart closes ledgers, too
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def counted(*args):
+        calls.append(args)
+        return close(*args)
+
+    def told(self, word, value):
+        reach("told" if word == 4 else "")
+        set_header(self, word, value)
+        reach("published" if word == 4 else "")
+
+    evidence.Ledgers.close, board.Board.set_header = counted, told
+    steps.install(reach)
+
+if sys.orig_argv[-1] == "ftrt.host.agent":
+    mortal()
+"""
+
+
+@pytest.mark.long
+def test_it_dies_at_each_step_of_a_recovery(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(DIES_AT)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    options = ["-n", 2, "--spares", 1, "--restarts", len(POINTS)]
+    options += ["--fault", "kill:1@20msg"] * len(POINTS)
+    effects = tmp_path / "effects"
+    arguments = ["--messages", 200, "--effects", effects]
+    ended = run_job(tmp_path, options, STREAM, *arguments, limit_s=90, env={"PYTHONPATH": path})
+    assert ended.status == 0, ended.output
+    assert ended.report["attempts"] == 1 + len(POINTS)
+    assert ended.report["audit"]["ok"] and ended.report["audit"]["consumed"] == 200
+    oracle = check_effects(effects, {(1, "numbers", 0): 200})
+    assert not oracle["losses"] and not oracle["duplicates"], oracle
+    # The record was linked in half of them: the next attempt goes on from that epoch.
+    assert len(ended.records) == 1 + len(POINTS) + 3
 
 
 DOOMED = """
