@@ -6,7 +6,7 @@ CONFIG := setup.cfg pyproject.toml
 SOURCES = $(shell find ftrt -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-slurm test-gpu check sim model campaign campaign-quick clean
+.PHONY: help run test test-long test-slurm test-gpu calm check sim model campaign campaign-quick clean
 
 help:
 	@echo "make run    a rollout job that loses a worker, compared with the run without a fault"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-long  the tests that make test leaves out for the time they take"
 	@echo "make test-slurm  jobs/ under a Slurm on this machine, installed if root may (Debian)"
 	@echo "make test-gpu  the tests that need two GPUs, with the python3 that has CuPy"
+	@echo "make calm   16 ranks on these cores for ten minutes, then under a quota, then suspended"
 	@echo "make sim    100,000 simulated seeds; writes docs/results/simulator.md"
 	@echo "make model  the agreement's model checked with spin"
 	@echo "make campaign-quick  the paper's faults, a few of each, in build/campaign-quick"
@@ -57,6 +58,12 @@ test-slurm: .venv/.dev .venv/.warm
 # With the Python that has CuPy and numba-cuda: a GPU host brings its own, or a venv with an extra.
 test-gpu:
 	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PYTHON) -m pytest -q -rs -p no:cacheprovider tests/gpu
+
+# A quarter of an hour's wait for nothing to happen: nobody is replaced. The quota takes root.
+calm: .venv/.dev .venv/.warm
+	$(BIN)/python -m tests.calm --situation crowded --seconds 600
+	$(BIN)/python -m tests.calm --situation quota --seconds 120
+	$(BIN)/python -m tests.calm --situation suspended --seconds 120
 
 check: .venv/.dev .venv/.warm
 	$(BIN)/ruff format --check .
