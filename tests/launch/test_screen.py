@@ -65,7 +65,7 @@ def test_a_terminal_of_80_columns(tmp_path):
     assert any(re.search(r"\d:\d\d left .* \d+/s .*epoch 2", frame) for frame in frames)
     lasting = _lasting(seen)
     assert any(re.search(r"s fault     kill, rank 1", line) for line in lasting)
-    assert any(re.search(r"s recovery  rank 1, epoch 2, .* ms: close ", line) for line in lasting)
+    assert any(re.search(r"s recovery  rank 1, epoch 2, .* ms: detect ", line) for line in lasting)
     told = [line for line in lasting if line.strip()]
     assert told[-1].startswith("audit ok: sent 3000, consumed 3000, duplicates 0, losses 0")
     assert not any(re.search(r"\d left", line) for line in lasting)  # the bar does not stay
