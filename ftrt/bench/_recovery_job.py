@@ -16,9 +16,8 @@ import ftrt
 from ftrt.bench._burden import burden
 
 _SMALL = 128
-_WINDOW, _SLOT_BYTES = 1024, 256
 #: Slow enough that a window lasts for longer than any burden keeps the sender.
-_WORK_S = 0.001
+_WORK_S = 0.005
 
 
 def _payload(seq: int) -> np.ndarray:
@@ -34,8 +33,7 @@ def main(stop: Path, state_bytes: int, name: str) -> None:
             def replay(seq: int):
                 return rt.to_plane(_payload(seq))
 
-            sizes = {"window": _WINDOW, "slot_bytes": _SLOT_BYTES}
-            with rt.sender("load", to=1, replay=replay, **sizes) as out:
+            with rt.sender("load", to=1, replay=replay, slot_bytes=256) as out:
                 while not stop.exists():
                     out.send(replay(out.next_seq))
         else:

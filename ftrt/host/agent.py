@@ -37,7 +37,7 @@ from ftrt.host.timing import Timekeeper, death_ns
 from ftrt.host.watch import Watch
 from ftrt.host.words import Heir, mpi_directory
 from ftrt.ledger.leftovers import remove_leftovers
-from ftrt.ledger.record import create_record, latest_epoch, read_record
+from ftrt.ledger.record import Draft, create_record, latest_epoch, read_record
 from ftrt.runtime.config import Config, environment_config
 from ftrt.runtime.events import EventLog
 from ftrt.transport.nccl.placement import gpu_of
@@ -47,6 +47,8 @@ _GRACE_S = 5.0
 #: After a recovery the processes that it woke need the cores more than the next epoch's files do.
 _SETTLE_S = 0.05
 _REFRESH_S = 0.05
+#: So much later than those who take over survivors are woken that sleep: they need the same cores.
+_HEAD_START_S = 0.003
 
 
 class LauncherGone(FtrtError):
@@ -75,6 +77,11 @@ class Agent:
         self._seals: dict[int, list[dict]] = {}
         self._delivered: dict[tuple[str, int, int], int] = {}
         self._events: deque[ev.Event] = deque()
+        self._draft = Draft(config.ledger)
+        # What a rank reads through shared memory lies there, whether its sender wakes or not.
+        self._through_memory = config.plane == "host" and config.shm and not config.several
+        self._survivors_wait, self._wake_at = False, 0.0
+        self._roused: tuple[int, set[int]] | None = None
         self._unsettled: EpochId | None = None
         self._settle_at = self._refresh_at = 0.0
         self.over = False
@@ -205,6 +212,8 @@ class Agent:
             self._see_revoked()
             self.schedule.tick()
             self.times.tick()
+            if self._wake_at and time.monotonic() > self._wake_at:
+                self._wake_members()
             self._keep_ready()
 
     def _descriptors(self) -> list[int]:
@@ -282,7 +291,8 @@ class Agent:
         times = ((last >> 32) + 1) << 32  # a spare that was woken for the same rank wakes again
         self.board.put(spares[0], Field.CANDIDATE, times | rank + 1)
         # The kernel would wake it here, in the place of this very thread.
-        libc.keep_off_this_core(self.board.get(spares[0], Field.PID))
+        pid = self.board.get(spares[0], Field.PID)
+        self._roused = (pid, libc.keep_off_this_core(pid))
         self.board.ring_bell(spares[0])
 
     def handle(self, event: ev.Event) -> None:
@@ -310,9 +320,18 @@ class Agent:
         if self._unsettled is None or self._settle_at:
             return
         epoch, self._settle_at = self._unsettled, time.monotonic() + _SETTLE_S
+        if self._survivors_wait:
+            self._wake_at = time.monotonic() + _HEAD_START_S
+        else:
+            self._wake_members()
+        self._survivors_wait = False
+        self.times.decided(epoch.counter)
+
+    def _wake_members(self) -> None:
+        """Have everybody move to the epoch that was published."""
+        self._wake_at = 0.0
         for _, process in self.core.membership.members:
             self.board.ring_bell(process)
-        self.times.decided(epoch.counter)
 
     def _keep_ready(self) -> None:
         """Do now what the next recovery would otherwise wait for."""
@@ -322,13 +341,26 @@ class Agent:
             self.rings.refresh()
             self.rings.discard_read()
             self.ledgers.refresh(self.core.epoch.counter)
+            self._draft.get_ready()
+            self._rehearse()
         if self._unsettled is not None and now > self._settle_at:
             self._settle()
+
+    def _rehearse(self) -> None:
+        """Go through what a recovery reads: code and data that slept are slow."""
+        epoch = self.core.epoch.counter
+        with contextlib.suppress(Exception):  # nothing depends on it, and its rank goes on writing
+            seals = self.ledgers.peek(epoch)
+            evidence.stream_marks(self.config.ledger, seals)
+            self.ledgers.states(epoch, seals, self.record.get("states", {}))
 
     def _settle(self) -> None:
         """Get ready for the epoch after the one that was just entered."""
         assert self._unsettled is not None
         epoch, self._unsettled, self._settle_at = self._unsettled.counter, None, 0.0
+        if self._roused is not None:  # not by itself: it would be moved amid its take-over
+            libc.keep_to(*self._roused)
+            self._roused = None
         self.ledgers.forget_before(epoch)
         here = [rank for rank in map(int, self.record["states"]) if rank in self.ledgers.here]
         self.ledgers.prepare_later(epoch + 1, here)
@@ -339,11 +371,11 @@ class Agent:
         self.watch.send(effect.process, signal.SIGKILL)
 
     def _do_Note(self, effect: fx.Note) -> None:
+        # Later: a write may wait for the disk, and wakes those who read the events.
         if effect.kind == "depleted":
-            # Nobody is woken for it: the spare that takes over just now needs the cores.
             self.events.write_later("depleted", reason=effect.text)
         elif effect.kind not in ("died", "suspected", "cleared"):
-            self.events.write("note", text=effect.text, kind=effect.kind)
+            self.events.write_later("note", text=effect.text, kind=effect.kind)
 
     def _do_CloseLedgers(self, effect: fx.CloseLedgers) -> None:
         self.schedule.in_recovery()
@@ -442,7 +474,7 @@ class Agent:
             "states": self._states(parent),
             **self._more(),
         }
-        made = create_record(self.config.ledger, record, durable=self.config.durable)
+        made = create_record(self.config.ledger, record, self.config.durable, self._draft)
         if made:
             self.record = record
         return made
@@ -474,6 +506,7 @@ class Agent:
 
     def _do_Promote(self, effect: fx.Promote) -> None:
         self._promote(effect.process, effect.rank)
+        self._survivors_wait = self._through_memory
         if effect.process in self.config.own:
             self.times.promoted(effect.process)
         self.events.write_later(

@@ -34,6 +34,8 @@ class Ledgers:
         self._lock = threading.Lock()
         self._closers: dict[tuple[int, int], sealing.RankCloser] = {}
         self._state_files: dict[tuple[int, int], list] = {}
+        self._turn = 0
+        self._has_blank: set[tuple[int, int]] = set()
         self.here: Sequence[int] = range(config.ranks)
 
     def discard_after(self, epoch: int) -> None:
@@ -64,10 +66,13 @@ class Ledgers:
         ``with_state`` are the ranks that will want a state file at once.
         """
 
+        new = [rank for rank in with_state if (epoch, rank) not in self._has_blank]
+        self._has_blank |= {(epoch, rank) for rank in new}
+
         def work():
             with contextlib.suppress(LedgerError):  # a full disk is told where room is needed
                 self.prepare(epoch)
-                for rank in with_state:
+                for rank in new:
                     ledger_state.make_blank(self._config.ledger, epoch, rank)
                 self._pool.ensure(self._config.ranks)
 
@@ -77,6 +82,13 @@ class Ledgers:
         """Close the ledgers of ``epoch`` for good; their seals by rank."""
         self.prepare_missing_closers(epoch, ranks)
         return {rank: self._closers[epoch, rank].close() for rank in ranks}
+
+    def peek(self, epoch: int) -> dict[int, list[dict]]:
+        """What :meth:`close` would give by now of one rank, each in its turn."""
+        self._turn += 1
+        rank = self.here[self._turn % len(self.here)] if self.here else -1
+        closer = self._closers.get((epoch, rank))
+        return {} if closer is None else {rank: closer.peek()}
 
     def prepare_missing_closers(self, epoch: int, ranks) -> None:
         """Map ledgers of an earlier attempt."""
@@ -104,6 +116,7 @@ class Ledgers:
             for key in old:
                 del self._closers[key]
                 self._state_files.pop(key, None)
+                self._has_blank.discard(key)
         for key in old:
             ledger_state.blank_path(self._config.ledger, *key).unlink(missing_ok=True)
 
@@ -115,6 +128,9 @@ class Ledgers:
                 closer.map()
                 known = self._state_files.setdefault((epoch, rank), [])
                 ledger_state.map_state_files(self._config.ledger, epoch, rank, known)
+        with_state = [rank for rank in self.here if self._state_files.get((epoch, rank))]
+        if any((epoch + 1, rank) not in self._has_blank for rank in with_state):
+            self.prepare_later(epoch + 1, with_state)
 
     def states(self, epoch: int, seals: dict[int, list[dict]], before: dict) -> dict:
         """Where the newest committed value of every key lies, by rank (as text, for JSON)."""

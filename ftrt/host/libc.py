@@ -107,12 +107,21 @@ def keep_to(thread: int, cores: Iterable[int]) -> None:
         os.sched_setaffinity(thread, cores)
 
 
-def keep_off_this_core(pid: int) -> None:
-    """Have the main thread of ``pid`` run on other cores than this one, where it may."""
+def keep_off_this_core(pid: int) -> set[int]:
+    """Have the main thread of ``pid`` run on other cores than this one, where it may.
+
+    Returns
+    -------
+    set of int
+        The cores on which it ran before.
+    """
+    cores: set[int] = set()
     with contextlib.suppress(OSError):
-        others = os.sched_getaffinity(pid) - {core()}
+        cores = os.sched_getaffinity(pid)
+        others = cores - {core()}
         if others:
             os.sched_setaffinity(pid, others)
+    return cores
 
 
 def stand_back(pid: int) -> None:

@@ -78,6 +78,7 @@ def byte_of(dtype: np.dtype, name: str) -> int:
 
 
 STREAM_WORDS = STREAM.itemsize // 8
+STREAMS_OF_A_PAGE = 4096 // STREAM.itemsize  # a page of memory
 HEAD_AT, BASE_AT, LAST_AT = (byte_of(STREAM, n) // 8 for n in ("head", "base", "last"))
 CONTROL_AT = byte_of(HEADER, "control") // 8
 

@@ -39,12 +39,12 @@ def _fits(text: bytes) -> bool:
     return hashlib.sha256(body + b"}").hexdigest().encode() + b'"}\n' == check
 
 
-def _publish(path: Path, record: dict, durable: bool) -> bool:
+def _publish(path: Path, record: dict, durable: bool, draft: Draft | None = None) -> bool:
     """Write ``record`` under its final name unless that exists; leaves no other file."""
     text = _with_check({"format": VERSION, **record})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not _link_unnamed(path, text, durable):
+        if not _link_unnamed(path, text, durable, draft):
             _link_temporary(path, text, durable)
     except FileExistsError:
         return False
@@ -64,14 +64,42 @@ def _write(descriptor: int, text: bytes, durable: bool) -> None:
         os.fsync(descriptor)
 
 
-def _link_unnamed(path: Path, text: bytes, durable: bool) -> bool:
-    """Write a file that has no name until it is whole; False where file systems have no such."""
+class Draft:
+    """An unnamed file in wait for the next record, made where there is time."""
+
+    def __init__(self, directory) -> None:
+        self._directory = Path(directory) / "epochs"
+        self._descriptor: int | None = None
+
+    def get_ready(self) -> None:
+        """Make the file unless it is there; where that cannot be, the record tells why."""
+        if self._descriptor is None:
+            with contextlib.suppress(OSError):
+                self._descriptor = _open_unnamed(self._directory)
+
+    def take(self) -> int | None:
+        """The descriptor of the file, whose the caller is then; None if there is none."""
+        descriptor, self._descriptor = self._descriptor, None
+        return descriptor
+
+
+def _open_unnamed(directory: Path) -> int | None:
+    """A file without a name; None where the file system has no such."""
     try:
-        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+        return os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o666)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            return False
+            return None
         raise
+
+
+def _link_unnamed(path: Path, text: bytes, durable: bool, draft: Draft | None) -> bool:
+    """Write a file that has no name until it is whole; False where file systems have no such."""
+    descriptor = draft.take() if draft is not None else None
+    if descriptor is None:
+        descriptor = _open_unnamed(path.parent)
+    if descriptor is None:
+        return False
     try:
         _write(descriptor, text, durable)
         # With a dir_fd, which an absolute path ignores, Python calls linkat, which can follow.
@@ -166,7 +194,9 @@ def record_path(directory, epoch: int) -> Path:
     return Path(directory) / "epochs" / f"{epoch:06d}.json"
 
 
-def create_record(directory, record: dict, durable: bool = False) -> bool:
+def create_record(
+    directory, record: dict, durable: bool = False, draft: Draft | None = None
+) -> bool:
     """Publish the record of ``record["epoch"]``; False if somebody else's exists.
 
     Parameters
@@ -177,10 +207,12 @@ def create_record(directory, record: dict, durable: bool = False) -> bool:
     durable : bool
         On stable storage before it is visible, and everything that it refers to before that: for
         the power class.
+    draft : Draft, optional
+        A file made beforehand, which saves the time to make one.
     """
     if durable:
         _sync_content(Path(directory), record)
-    return _publish(record_path(directory, record["epoch"]), record, durable)
+    return _publish(record_path(directory, record["epoch"]), record, durable, draft)
 
 
 def _sync_content(directory: Path, record: dict) -> None:

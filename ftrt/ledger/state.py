@@ -192,7 +192,7 @@ class StateStore:
             if self._pending:
                 self._settle()
             return {
-                name.decode(): statefmt.decode(buffer.file.bytes_of(buffer.slot).tobytes())
+                name.decode(): statefmt.decode(buffer.file.bytes_of(buffer.slot))
                 for name, buffer in self._current.items()
             }
 
@@ -384,7 +384,7 @@ def restore(directory, states: list[dict]) -> dict:
             raise LedgerDamaged(
                 f"{path}: no longer has version {entry['version']} of the state {entry['key']!r}"
             )
-        values[entry["key"]] = statefmt.decode(file.bytes_of(entry["buffer"]).tobytes())
+        values[entry["key"]] = statefmt.decode(file.bytes_of(entry["buffer"]))
     return values
 
 

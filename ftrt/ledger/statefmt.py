@@ -38,8 +38,9 @@ def encode(value) -> list:
     return [struct.pack("<II", 0, 0), pickle.dumps(value, protocol=5)]
 
 
-def decode(data: bytes):
-    """The value that :func:`encode` was given."""
+def decode(data):
+    """The value that :func:`encode` was given, copied once from a buffer of bytes."""
+    data = memoryview(data)
     kind, size = struct.unpack_from("<II", data)
     if kind == 0:
         return pickle.loads(data[8:])

@@ -146,7 +146,8 @@ class Job:
                 known = int(words[candidate])
                 get_ready((known & 0xFFFFFFFF) - 1)
                 self._linger(field, cores)
-                libc.keep_to(0, cores)  # the agent had it wake on another core than its own
+                if not words[field]:
+                    libc.keep_to(0, cores)  # the agent had it wake on another core than its own
                 continue
             if self.board.status in (Status.ENDED, Status.FAILED):
                 raise JobEnded

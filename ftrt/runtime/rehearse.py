@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +60,23 @@ class Rehearsal:
         self._reader = RecvRing.attach(path)
         self._seq = 0
 
-    def __call__(self, epoch: int | None = None, rank: int = 0) -> None:
-        """Go through a take-over of ``rank`` in the epoch after ``epoch``, or of nobody."""
+    def __call__(
+        self,
+        epoch: int | None = None,
+        rank: int = 0,
+        wanted: Callable[[], object] = lambda: False,
+    ) -> None:
+        """Go through a take-over of ``rank`` in the epoch after ``epoch``, or of nobody.
+
+        It ends early once the process is ``wanted`` for the take-over itself.
+        """
+        steps = self._looks(self._scratch, self._scratch, 0, 0)
         if epoch is not None:
-            self._look_at(self._shared, self._ledger, epoch, rank)
-        self._look_at(self._scratch, self._scratch, 0, 0)
+            steps = self._looks(self._shared, self._ledger, epoch, rank)
         with contextlib.suppress(FtrtError, OSError):
+            for _ in steps:
+                if wanted():
+                    return
             self._seq += 1
             self._ring.try_send(self._seq, _VALUE, 0)
             frame = self._reader.poll()
@@ -74,13 +86,17 @@ class Rehearsal:
                 self._reader.release(frame.number)
 
     @staticmethod
-    def _look_at(shared: Path, ledger: Path, epoch: int, rank: int) -> None:
-        """Read what a take-over reads; what is not there (yet) is no error."""
+    def _looks(shared: Path, ledger: Path, epoch: int, rank: int) -> Iterator[None]:
+        """Read what a take-over reads, a part at a time; what is not there (yet) is no error."""
         with contextlib.suppress(FtrtError, OSError):
             record = read_record(ledger, epoch)
+            yield
             states = record.get("states", {}).get(str(rank), [])
             if sum(entry["length"] for entry in states) < _SMALL_BYTES:
                 ledger_state.restore(ledger, states)
+            yield
             for path in rings_to(shared, rank):
                 RecvRing.attach(path)
+            yield
             Segment(ledger / segment_name(epoch + 1, rank, 0), write=False)
+            yield

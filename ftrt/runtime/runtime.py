@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import gc
 import os
 import signal
@@ -102,9 +103,11 @@ class Runtime(Seat):
             rehearsal()
             gc.freeze()  # a collection amid a take-over need not go through all that was loaded
 
+        wanted = functools.partial(job.board.get, job.process, Field.RANK_PLUS_1)
+
         def get_ready(rank: int) -> None:
             if rehearsal is not None:
-                rehearsal(job.board.epoch, rank)
+                rehearsal(job.board.epoch, rank, wanted)
 
         try:
             job.await_assignment(get_ready)
