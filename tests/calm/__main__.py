@@ -69,6 +69,18 @@ def suspend(ledger: Path) -> bool:
     return False
 
 
+def longest_silence_s(events: list[dict]) -> float:
+    """The longest time for which a heartbeat stood still that was forgiven."""
+    began: dict[int, float] = {}
+    longest = 0.0
+    for event in sorted(events, key=lambda event: event["t"]):
+        if event["event"] == "suspected":
+            began[event["process"]] = event["t"] - event["silent_s"]
+        elif event["event"] == "cleared" and event["process"] in began:
+            longest = max(longest, event["t"] - began.pop(event["process"]))
+    return round(longest, 3)
+
+
 def run(situation: str, seconds: float, folder: Path) -> dict:
     ledger, report = folder / "ledger", folder / "report.json"
     command = [sys.executable, "-m", "ftrt.cli", "run", "-n", str(RANKS), "--ledger", str(ledger)]
@@ -105,7 +117,7 @@ def run(situation: str, seconds: float, folder: Path) -> dict:
     events = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     count = {name: sum(e["event"] == name for e in events) for name in ("died", "suspected")}
     found = json.loads(report.read_text())
-    silent = max((e["silent_s"] for e in events if e["event"] == "cleared"), default=0.0)
+    silent = longest_silence_s(events)
     result = {
         "situation": situation,
         "seconds": seconds,
