@@ -40,7 +40,8 @@ with ftrt.init() as rt:
 """
 
 
-@pytest.mark.parametrize("spares", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long  # test_situations.py has its shorter form
+@pytest.mark.parametrize("spares", [2, 3])
 def test_a_collective_ends_when_a_member_dies_and_goes_on_in_the_next_epoch(tmp_path, spares):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
