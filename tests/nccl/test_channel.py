@@ -250,7 +250,7 @@ def test_a_group_that_never_comes_ends_the_channel_by_our_own_deadline(ends):
 
 
 def test_a_communicator_that_cannot_be_made_is_told_of(tmp_path, monkeypatch):
-    monkeypatch.setattr("ftrt.transport.nccl.pairs.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("ftrt.transport.nccl.pair.CONNECT_TIMEOUT_S", 0.2)
     plane = NcclPlane(
         tmp_path, 0, {1: 1}.get, FakeDevice(), FakeNccl(), spares=[], standby=0, path="revoke"
     )

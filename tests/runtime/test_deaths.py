@@ -31,7 +31,8 @@ def stream_job(directory: Path, faults: list[str], spares: int = 1, messages: in
     for fault in faults:
         options += ["--fault", fault]
     arguments = ["--messages", messages, "--effects", effects, *more.get("arguments", [])]
-    ended = run_job(directory, options, STREAM, *arguments)
+    limit_s = more.get("limit_s", 60.0)
+    ended = run_job(directory, options, STREAM, *arguments, limit_s=limit_s)
     audit = audited(ended)
     assert audit["sent"] == audit["consumed"] == messages
     oracle = check_effects(effects, {(1, "numbers", 0): messages})

@@ -19,7 +19,8 @@ from typing import Any
 
 from ftrt.errors import RecoveryImpossible, UsageError
 from ftrt.transport.nccl import placement
-from ftrt.transport.nccl.pairs import Pair, Pairs
+from ftrt.transport.nccl.pair import Pair
+from ftrt.transport.nccl.pairs import Pairs
 from ftrt.transport.nccl.recv import RecvNccl
 from ftrt.transport.nccl.send import SendNccl
 from ftrt.transport.nccl.settings import PATHS, REGISTER, Settings, one_of
@@ -286,6 +287,7 @@ class NcclPlane:
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
+            "shm": sum(1 for _ in self._directory.parent.rglob("*")),
             "gpu_bytes": self.device.used_bytes(),
             "pairs": len(self.pairs.everything()),
             "left_behind": len(self.pairs.left_behind),
