@@ -17,8 +17,8 @@ from ftrt.transport.nccl.capabilities import (
 )
 from ftrt.transport.nccl.settings import Settings
 
-#: Bytes of GPU memory that a connected pair of processes costs each of them beside its slots, as
-#: measured with NCCL 2.32.3 on H200 (docs/results/nccl.md).
+#: MiB of GPU memory that a connected pair of processes costs each of them beside its slots: an
+#: estimate, docs/results/nccl.md has no measurement of it yet.
 PAIR_MIB = 40
 
 
